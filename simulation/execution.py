@@ -1,0 +1,176 @@
+"""Execution engines: where TFF computations run. All set-up of TFF contexts is here.
+
+The only engine today is TFF's own runtime, a CPU-only helper process of TFF's
+package. It is started here rather than by TFF's `set_sync_test_cpp_execution_context`,
+from the same public parts, for three reasons: the process ends with this one; it does
+not hold the standard output open; and the executors of past cohort sizes are released,
+which TFF keeps for ever (7 MB a round under Poisson sampling).
+
+Secure sums are replaced by plain sums: no cryptography is run.
+"""
+
+import atexit
+import dataclasses
+import enum
+import os
+import pathlib
+import socket
+import time
+
+import grpc
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulation import process
+
+_WORKER = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
+_START_SECONDS = 60.0
+_MAX_MESSAGE_BYTES = 2_000_000_000
+# One cohort's executor and that of computations without clients.
+_KEPT_EXECUTORS = 2
+
+
+class Engine(enum.Enum):
+    """What runs the computations.
+
+    TFF: the runtime that TFF ships, in a helper process, on the CPU.
+    """
+
+    TFF = "tff"
+
+
+class EngineError(RuntimeError):
+    """The engine could not start, or it died."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What `set_execution_context` set.
+
+    Attributes:
+        engine: The engine.
+        device: Where client work runs, for the first lines of a run.
+    """
+
+    engine: Engine
+    device: str
+
+
+def set_execution_context(
+    engine: Engine = Engine.TFF, *, max_concurrent_clients: int | None = None
+) -> Execution:
+    """Makes `engine` run every TFF computation that this process calls from now on.
+
+    Args:
+        engine: The engine.
+        max_concurrent_clients: How many clients work at the same time, None for no
+            limit but the cores.
+
+    Returns:
+        What was set.
+
+    Raises:
+        EngineError: If the engine does not start.
+        ValueError: If `max_concurrent_clients` is not positive.
+    """
+    if max_concurrent_clients is not None and max_concurrent_clients < 1:
+        raise ValueError(
+            "`max_concurrent_clients` must be >= 1 or None. "
+            f"Found {max_concurrent_clients!r}."
+        )
+    # TensorFlow in this process evaluates and writes summaries; a GPU would be taken
+    # whole for that, while the clients cannot use it.
+    tf.config.set_visible_devices([], "GPU")
+    factory = _WorkerExecutorFactory(max_concurrent_clients)
+    tff.framework.set_default_context(
+        tff.framework.SyncExecutionContext(
+            factory,
+            _compile,
+            transform_args=tff.tensorflow.transform_args,
+            transform_result=tff.tensorflow.transform_result,
+        )
+    )
+    return Execution(
+        engine=engine,
+        device=f"CPU, {os.cpu_count()} cores (TFF {tff.__version__} helper process)",
+    )
+
+
+def _compile(computation: tff.Computation) -> tff.Computation:
+    """Compiles for TFF's runtime, which has no secure sums."""
+    return tff.backends.native.desugar_and_transform_to_native(
+        tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
+    )
+
+
+class _WorkerExecutorFactory(tff.framework.ExecutorFactory):
+    """Executors in one helper process, at most `_KEPT_EXECUTORS` at a time."""
+
+    def __init__(self, max_concurrent_clients: int | None) -> None:
+        port = _find_free_port()
+        self._worker = process.start_child(
+            [
+                str(_WORKER),
+                f"--port={port}",
+                f"--max_concurrent_computation_calls={max_concurrent_clients or -1}",
+            ],
+            # Only its errors are for the user.
+            environment={"TF_CPP_MIN_LOG_LEVEL": "2"},
+        )
+        atexit.register(process.end_child, self._worker)
+        self._executors: dict[int, tff.framework.RemoteExecutor] = {}
+        channel = grpc.insecure_channel(
+            f"localhost:{port}",
+            [
+                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ],
+        )
+        self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
+        self._wait_until_ready()
+
+    def create_executor(
+        self, cardinalities: tff.framework.CardinalitiesType
+    ) -> tff.framework.RemoteExecutor:
+        """Returns the executor for a number of clients."""
+        self._check_alive()
+        num_clients = cardinalities.get(tff.CLIENTS, 0)
+        executor = self._executors.pop(num_clients, None)
+        if executor is None:
+            while len(self._executors) >= _KEPT_EXECUTORS:
+                self._executors.pop(next(iter(self._executors))).close()
+            executor = tff.framework.RemoteExecutor(self._stub)
+            executor.set_cardinalities({tff.CLIENTS: num_clients})
+        # The last one used goes to the end.
+        self._executors[num_clients] = executor
+        return executor
+
+    def clean_up_executor(
+        self, cardinalities: tff.framework.CardinalitiesType
+    ) -> None:
+        """Releases the executor for a number of clients."""
+        executor = self._executors.pop(cardinalities.get(tff.CLIENTS, 0), None)
+        if executor is not None:
+            executor.close()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._stub.is_ready:
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise EngineError(
+                    f"TFF's helper process did not answer in {_START_SECONDS:.0f} s"
+                )
+            time.sleep(0.02)
+
+    def _check_alive(self) -> None:
+        code = self._worker.poll()
+        if code is not None:
+            hint = " (out of memory?)" if code == -9 else ""
+            raise EngineError(f"TFF's helper process ended with code {code}{hint}")
+
+
+def _find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
