@@ -1,0 +1,123 @@
+"""The words of a statement: sampler, bound, accountant and assumptions."""
+
+from distributed_dp.accounting.cohort import CohortScheme, compute_cohort_bounds
+from distributed_dp.accounting.mode import Mode
+from distributed_dp.accounting.parameters import (
+    Accountant,
+    DistributedParameters,
+    Mechanism,
+    Parameters,
+    Sampling,
+)
+from distributed_dp.accounting.release import QuantileRelease
+from distributed_dp.accounting.statement import AS_PUBLISHED_WORDS
+
+_MECHANISMS = {
+    Mechanism.DDGAUSS: "distributed discrete Gaussian",
+    Mechanism.SKELLAM: "distributed Skellam",
+    Mechanism.GAUSSIAN: "central Gaussian",
+}
+
+_BASES = {
+    Mechanism.DDGAUSS: "Kairouz, Liu, Steinke 2021, proposition 14",
+    Mechanism.SKELLAM: "Agarwal, Kairouz, Liu 2021, theorem 3.5",
+    Mechanism.GAUSSIAN: "Renyi divergence of Gaussians",
+}
+
+_ACCOUNTANTS = {
+    Accountant.RDP: "RDP, at integer orders where amplified",
+    Accountant.PLD: "PLD (dp_accounting)",
+    Accountant.ANALYTIC: "analytic Gaussian (Balle, Wang 2018)",
+}
+
+COMMON_ASSUMPTIONS = (
+    "secure aggregation reveals nothing but the sum modulo 2**bits, and every client "
+    "that takes part clips, rounds and adds its noise honestly",
+    "noise streams are independent, perfectly random outputs of the generator",
+)
+
+
+def describe_mechanism(mechanism: Mechanism) -> str:
+    """Returns the mechanism's name in words."""
+    return _MECHANISMS[mechanism]
+
+
+def describe_base(parameters: Parameters) -> str:
+    """Returns the theorem behind the curve without sampling."""
+    return _BASES[parameters.mechanism]
+
+
+def describe_accountant(accountant: Accountant) -> str:
+    """Returns the accountant's name in words."""
+    return _ACCOUNTANTS[accountant]
+
+
+def describe_sampler(scheme: CohortScheme) -> str:
+    """Returns how cohorts are drawn."""
+    if scheme.sampling is Sampling.POISSON:
+        return (
+            "Poisson: each user joins independently, "
+            f"{scheme.clients_per_round} expected"
+        )
+    return f"fixed: {scheme.clients_per_round} users without replacement"
+
+
+def describe_bound(parameters: Parameters, scheme: CohortScheme, mode: Mode) -> str:
+    """Returns the theorems behind the analyst's epsilon."""
+    if mode.accountant is not Accountant.RDP:
+        words = "exact for the Gaussian, rounded up"
+        if mode.accountant is Accountant.PLD:
+            words = "Poisson-sampled Gaussian, discretised pessimistically"
+    elif scheme.sampling_rate == 1:
+        words = f"{describe_base(parameters)}; not amplified, q = 1"
+    else:
+        words = f"{describe_base(parameters)}; {mode.amplification.value}"
+    if mode.as_published:
+        words += f"; {AS_PUBLISHED_WORDS}"
+    return words
+
+
+def list_assumptions(
+    parameters: Parameters,
+    scheme: CohortScheme,
+    mode: Mode,
+    quantile: QuantileRelease | None,
+) -> tuple[str, ...]:
+    """Returns what the analyst's epsilon rests on."""
+    lines = [
+        "the analyst does not know who took part in a round",
+        "the sum is divided by the expected cohort size "
+        f"{scheme.clients_per_round}, never by a count",
+    ]
+    if isinstance(parameters, DistributedParameters):
+        lines = [*COMMON_ASSUMPTIONS, *lines]
+        lines.append(
+            "noise missing through dropout or a small cohort is added by the server "
+            "modulo 2**bits, before centring and decoding, and not disclosed"
+        )
+        if scheme.sampling is Sampling.POISSON:
+            high = compute_cohort_bounds(scheme).high
+            lines.append(
+                f"a share's variance is the sum's over the cohort's size, up to {high} "
+                "clients; larger cohorts are charged to delta"
+            )
+    else:
+        lines.append(
+            "a trusted server clips and adds the noise; it is real-valued in theory "
+            "and float32 in the simulation, which epsilon does not model"
+        )
+    if scheme.sampling is Sampling.POISSON:
+        lines.append("every user joins each round independently of all else")
+    elif mode.as_published:
+        lines.append(
+            "the sampler is treated as if Poisson, which fixed-size cohorts are not"
+        )
+    else:
+        lines.append("each cohort is uniform among those of its size")
+    if quantile is not None:
+        lines.append(
+            "the adaptive clip's quantile is released with its own noise, standard "
+            f"deviation {quantile.noise_multiplier:g} times one contribution of "
+            f"{quantile.contribution}"
+        )
+    return tuple(lines)
