@@ -80,7 +80,7 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "https://files." + "pythonhosted.org" + "/packages",
+        "https://files.pythonhosted" + ".org/packages",
         "--index-url=" + "https://pypi" + ".org/simple",
         "open('" + "/home" + "/someone/data')",
         "cd " + "/work" + "/main",
