@@ -65,7 +65,8 @@ def test_entry_is_hashed_and_installed(name: str) -> None:
 def test_lock_names_no_index_and_no_path() -> None:
     text = (ROOT / "requirements.txt").read_text("utf-8")
     # Only the comments say where an entry comes from: "via" a package or an input.
-    assert not re.findall(r".*(?:://|--index|--extra|--find|--trusted|^-| /).*", text)
+    place = r".*(?:://|--index|--extra|--find|--trusted|^-| /).*"
+    assert not re.findall(place, text, re.MULTILINE)
     header = re.match(r"(?:#.*\n)*", text)[0]
     assert "make lock" in header
 
