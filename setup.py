@@ -33,5 +33,7 @@ setuptools.setup(
         "tensorflow-privacy>=0.9,<0.10",
         "tqdm>=4.64,<5",
     ],
-    extras_require={"tff": ["tensorflow-federated>=0.87,<0.88"]},
+    extras_require={
+        "tff": ["grpcio>=1.46,<2", "tensorflow-federated>=0.87,<0.88"],
+    },
 )
