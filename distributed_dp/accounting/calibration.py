@@ -1,13 +1,19 @@
 """Calibration: the least noise, and the finest grid, for a target epsilon."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
 from distributed_dp.accounting import search, validation
 from distributed_dp.accounting.cohort import CohortScheme, compute_cohort_bounds
-from distributed_dp.accounting.cost import PrivacyCost, build_quantile, compute_cost
-from distributed_dp.accounting.mode import resolve_mode
+from distributed_dp.accounting.cost import (
+    PrivacyCost,
+    build_quantile,
+    check_charges,
+    compute_cost,
+)
+from distributed_dp.accounting.mode import Mode, resolve_mode
 from distributed_dp.accounting.parameters import (
     MAX_BITS,
     Accountant,
@@ -24,7 +30,7 @@ from distributed_dp.accounting.parameters import (
 from distributed_dp.accounting.release import QuantileRelease
 
 # Half the width of the search, in natural logarithms of the noise multiplier.
-_LOG_RANGE = 30.0
+_LOG_RANGE = 23.0
 # Relative accuracy of the noise multiplier.
 _TOLERANCE = 1e-7
 
@@ -135,7 +141,7 @@ def calibrate(
         norm_bound=norm_bound,
     )
 
-    def compute(log_multiplier: float) -> PrivacyCost:
+    def compute(mode: Mode, log_multiplier: float) -> PrivacyCost:
         return compute_cost(
             build(math.exp(log_multiplier)),
             scheme,
@@ -145,7 +151,7 @@ def calibrate(
             quantile=quantile,
         )
 
-    limit = compute(_LOG_RANGE)
+    limit = compute(mode, _LOG_RANGE)
     if not limit.epsilon <= epsilon:
         largest = build(math.exp(_LOG_RANGE))
         _raise_infeasible(
@@ -157,7 +163,13 @@ def calibrate(
             num_stddevs=num_stddevs,
             quantile=quantile,
         )
-    return build(math.exp(_find_log_multiplier(compute, epsilon)))
+    start = 0.0
+    if accountant is Accountant.PLD:
+        # RDP is faster, and never below PLD: its answer is a close upper end.
+        by_rdp = dataclasses.replace(mode, accountant=Accountant.RDP)
+        start = _find_log_multiplier(functools.partial(compute, by_rdp), epsilon)
+    in_mode = functools.partial(compute, mode)
+    return build(math.exp(_find_log_multiplier(in_mode, epsilon, start=start)))
 
 
 def compute_granularity(
@@ -302,19 +314,21 @@ def _check_slack(grid: _Grid) -> None:
 
 
 def _find_log_multiplier(
-    compute: Callable[[float], PrivacyCost], epsilon: float
+    compute: Callable[[float], PrivacyCost], epsilon: float, *, start: float = 0.0
 ) -> float:
+    """Returns the least log noise multiplier, near enough, that reaches epsilon."""
+
     def compute_excess(log_multiplier: float) -> float:
         found = compute(log_multiplier).epsilon
         return math.log(max(found, 1e-300) / epsilon) if found < math.inf else found
 
-    low, high, step = 0.0, 0.0, 1.0
+    low, high, step = start, start, 0.25
     while compute_excess(high) > 0:
         low, high = high, min(_LOG_RANGE, high + step)
         step *= 2
-    step = 1.0
+    step = 0.25
     while low > -_LOG_RANGE and compute_excess(low) <= 0:
-        low, high = low - step, low
+        low, high = max(-_LOG_RANGE, low - step), low
         step *= 2
     if compute_excess(low) <= 0:
         return low
@@ -333,13 +347,7 @@ def _raise_infeasible(
 ) -> None:
     """Raises, naming the knob to turn, given the parameters of endless noise."""
     count = scheme.clients_per_round
-    if limit.remaining_delta <= 0:
-        raise ValueError(
-            "`delta` must exceed what the noise sampler "
-            f"({limit.sampler_charge:.3g}) and the cohort's tail "
-            f"({limit.overflow_charge:.3g}) are charged whatever the noise; take fewer "
-            f"rounds or a larger delta. Found {delta!r}."
-        )
+    check_charges(limit, delta)
     reached = f"however much noise is added epsilon stays at {limit.epsilon:.4g}"
     if not isinstance(largest, DistributedParameters):
         raise ValueError(f"`epsilon` is not reached: {reached}. Found {epsilon!r}.")
@@ -357,7 +365,8 @@ def _raise_infeasible(
         f"`epsilon` is not reached with bits = {largest.bits}, n = {count} and k = "
         f"{num_stddevs:g}: {reached}, because rounding to a grid so coarse that the "
         f"sum fits in 2**{largest.bits} limits the noise to {multiplier:.3g} "
-        f"sensitivities and a share's scale to {local_scale:.3g} grid steps (at {high} clients). "
+        f"sensitivities and a share's scale to {local_scale:.3g} grid steps (at "
+        f"{high} clients). "
         "Raise `bits` (they must exceed log2(k z sqrt(d)) for a noise multiplier z), "
         f"lower `num_stddevs` (k) or n{hint}. Found {epsilon!r}."
     )

@@ -21,6 +21,7 @@ from distributed_dp.accounting.release import (
     Release,
     build_release,
     compute_joint_multiplier,
+    compute_least_sampler_charge,
     compute_sampler_charge,
 )
 
@@ -29,7 +30,13 @@ from distributed_dp.accounting.release import (
 class PrivacyCost:
     """An epsilon with what was charged to delta to reach it.
 
-    `remaining_delta` is what the conversion had; if it is not positive, epsilon is inf.
+    Attributes:
+      epsilon: inf where nothing can be claimed.
+      order: the Renyi order that gave it, if any.
+      sampler_charge: the part of delta spent on the inexact noise sampler.
+      overflow_charge: the part of delta spent on cohorts above the largest size.
+      remaining_delta: what the conversion had; if it is not positive, epsilon is inf.
+      least_charge: what would be charged however much noise there is.
     """
 
     epsilon: float
@@ -37,6 +44,7 @@ class PrivacyCost:
     sampler_charge: float
     overflow_charge: float
     remaining_delta: float
+    least_charge: float
 
 
 def compute_cost(
@@ -80,7 +88,8 @@ def compute_cost(
     return convert(
         curves,
         delta=delta,
-        sampler_charge=compute_sampler_charge(release, num_rounds),
+        release=release,
+        num_rounds=num_rounds,
         overflow_charge=overflow,
     )
 
@@ -110,10 +119,13 @@ def convert(
     curves: list[tuple[FloatArray, FloatArray]],
     *,
     delta: float,
-    sampler_charge: float,
+    release: Release,
+    num_rounds: int,
     overflow_charge: float,
 ) -> PrivacyCost:
     """Returns the least epsilon over curves (orders, rdp) after delta's charges."""
+    sampler_charge = compute_sampler_charge(release, num_rounds)
+    least_charge = compute_least_sampler_charge(release, num_rounds)
     remaining = delta - sampler_charge - overflow_charge
     candidates = [conversion.EpsilonAtOrder(epsilon=math.inf, order=None)]
     if remaining > 0:
@@ -128,18 +140,18 @@ def convert(
         sampler_charge=sampler_charge,
         overflow_charge=overflow_charge,
         remaining_delta=remaining,
+        least_charge=least_charge + overflow_charge,
     )
 
 
 def check_charges(cost: PrivacyCost, delta: float) -> None:
-    """Raises if the charges leave nothing of delta to convert."""
-    if cost.remaining_delta > 0:
+    """Raises if the charges use up delta whatever the noise."""
+    if cost.least_charge < delta:
         return
     raise ValueError(
-        "`delta` must exceed what the noise sampler "
-        f"({cost.sampler_charge:.3g}) and the cohort's tail "
-        f"({cost.overflow_charge:.3g}) are charged; add noise, take fewer rounds or a "
-        f"larger delta. Found {delta!r}."
+        f"`delta` must exceed {cost.least_charge:.3g}, which the noise sampler and the "
+        "cohort's tail are charged whatever the noise; take fewer rounds or a larger "
+        f"delta. Found {delta!r}."
     )
 
 
@@ -195,4 +207,5 @@ def _compute_gaussian_cost(
         sampler_charge=0.0,
         overflow_charge=0.0,
         remaining_delta=delta,
+        least_charge=0.0,
     )

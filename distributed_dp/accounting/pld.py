@@ -3,11 +3,15 @@
 import math
 
 import dp_accounting
+import numpy as np
 from dp_accounting import pld
 
 from distributed_dp.accounting import validation
 
-DISCRETIZATION = 1e-3
+# The grid of privacy losses: this many steps up to the loss at a 7-sigma outcome. A
+# pessimistic estimate is valid on any grid; a finer one is tighter and slower.
+_GRID_STEPS = 2500
+_MIN_INTERVAL = 1e-7
 
 
 def compute_epsilon_pld(
@@ -32,9 +36,22 @@ def compute_epsilon_pld(
     validation.check_delta(delta)
     if noise_multiplier == 0:
         return math.inf
-    accountant = pld.PLDAccountant(value_discretization_interval=DISCRETIZATION)
+    accountant = pld.PLDAccountant(
+        value_discretization_interval=_compute_interval(noise_multiplier, sampling_rate)
+    )
     event = dp_accounting.PoissonSampledDpEvent(
         sampling_rate, dp_accounting.GaussianDpEvent(noise_multiplier)
     )
     accountant.compose(event, num_rounds)
     return float(accountant.get_epsilon(delta))
+
+
+def _compute_interval(noise_multiplier: float, sampling_rate: float) -> float:
+    exponent = 7 / noise_multiplier + 0.5 / noise_multiplier**2
+    # log(1 + q (e^x - 1)), without overflow.
+    largest = float(
+        np.logaddexp(np.log1p(-sampling_rate), np.log(sampling_rate) + exponent)
+        if sampling_rate < 1
+        else exponent
+    )
+    return max(_MIN_INTERVAL, largest / _GRID_STEPS)

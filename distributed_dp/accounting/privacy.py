@@ -21,7 +21,7 @@ from distributed_dp.accounting.parameters import (
     Parameters,
     SkellamParameters,
 )
-from distributed_dp.accounting.release import build_release, compute_sampler_charge
+from distributed_dp.accounting.release import build_release
 from distributed_dp.accounting.statement import PrivacyStatement
 
 ANALYST = "analyst of the released models"
@@ -65,12 +65,12 @@ def compute_privacy(
       accountant: RDP; or, for the central Gaussian, PLD or (at q = 1) ANALYTIC.
 
     Returns:
-      The statement; its epsilon is inf where nothing can be claimed (no noise, or
-      shares too coarse for their sum to resemble a discrete Gaussian).
+      The statement; its epsilon is inf where nothing can be claimed (no noise, hardly
+      any, or shares too coarse for their sum to resemble a discrete Gaussian).
 
     Raises:
       ValueError: for values out of range, a mode that does not match, or a delta that
-        the charges use up.
+        the charges use up whatever the noise.
     """
     mode = resolve_mode(
         parameters.mechanism,
@@ -131,7 +131,7 @@ def compute_server_privacy(
       num_rounds: the largest number of rounds that any one user joined.
       num_shares: shares added by surviving clients in each of these rounds, in units
         of the parameters' share (variance local_stddev^2): with K joined, K' survivors
-        and the share scaled to K, this is n K' / K. A fraction is allowed.
+        and the share scaled to K, this is n K' / max(K, low). A fraction is allowed.
       delta: of the whole claim.
       num_clients: N, for delta * N.
       max_shares: the largest number of clients whose noise is summed in a round, where
@@ -171,7 +171,8 @@ def compute_server_privacy(
     cost = convert(
         [(REAL_ORDERS, num_rounds * release.base_curve(REAL_ORDERS))],
         delta=delta,
-        sampler_charge=compute_sampler_charge(release, num_rounds),
+        release=release,
+        num_rounds=num_rounds,
         overflow_charge=0.0,
     )
     check_charges(cost, delta)

@@ -117,12 +117,17 @@ def build_release(
     return _join(main, extra)
 
 
-def compute_sampler_charge(release: Release, num_rounds: int) -> float:
+def compute_sampler_charge(
+    release: Release,
+    num_rounds: int,
+    *,
+    total_variation: float = SAMPLER_TOTAL_VARIATION,
+) -> float:
     """Returns the delta that the inexact noise sampler costs over all rounds.
 
     Source: docs/privacy.md, "The sampler". With p = n eta the distance of one
     coordinate's sum to its exact law, the charge is
-    T (p d + 2 min_a p^(1 - 1/a) (d - 1 + e^{(1 - 1/a) e(a)})), about 3 T n d eta.
+    T (p d + 2 min_a p^(1 - 1/a) (d - 1 + e^{(1 - 1/a) e(a)})), a few times T n d eta.
 
     Guarantees: (epsilon, delta') for exact noise implies (epsilon, delta' + charge) for
     noise drawn within total variation eta a coordinate, at every epsilon.
@@ -130,20 +135,31 @@ def compute_sampler_charge(release: Release, num_rounds: int) -> float:
     Args:
       release: its base curve must hold for exact noise.
       num_rounds: T.
+      total_variation: eta.
 
     Returns:
-      The charge; 0 for continuous noise, at most 1.
+      The charge; 0 for continuous noise, at most 1. Where the base curve is infinite
+      there is nothing to claim, and the least charge is returned.
     """
     dim = release.num_coordinates
     if dim == 0:
         return 0.0
-    distance = math.ceil(release.num_shares) * SAMPLER_TOTAL_VARIATION
+    distance = min(1.0, math.ceil(release.num_shares) * total_variation)
+    base = release.base_curve(REAL_ORDERS)
+    if not np.isfinite(base).any():
+        return compute_least_sampler_charge(release, num_rounds)
     keep = 1 - 1 / REAL_ORDERS
-    exponents = keep * release.base_curve(REAL_ORDERS)
+    exponents = keep * base
     log_rest = math.log(dim - 1) if dim > 1 else -math.inf
     log_shifted = keep * math.log(distance) + np.logaddexp(log_rest, exponents)
     shifted = math.exp(min(0.0, float(np.min(log_shifted))))
     return min(1.0, num_rounds * (distance * dim + 2 * shifted))
+
+
+def compute_least_sampler_charge(release: Release, num_rounds: int) -> float:
+    """Returns 3 T n d eta, the charge in the limit of endless noise."""
+    draws = num_rounds * math.ceil(release.num_shares) * release.num_coordinates
+    return min(1.0, 3 * draws * SAMPLER_TOTAL_VARIATION)
 
 
 def _build_gaussian(

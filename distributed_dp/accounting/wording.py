@@ -1,7 +1,7 @@
 """The words of a statement: sampler, bound, accountant and assumptions."""
 
 from distributed_dp.accounting.cohort import CohortScheme, compute_cohort_bounds
-from distributed_dp.accounting.mode import Mode
+from distributed_dp.accounting.mode import Amplification, Mode
 from distributed_dp.accounting.parameters import (
     Accountant,
     DistributedParameters,
@@ -70,11 +70,23 @@ def describe_bound(parameters: Parameters, scheme: CohortScheme, mode: Mode) -> 
             words = "Poisson-sampled Gaussian, discretised pessimistically"
     elif scheme.sampling_rate == 1:
         words = f"{describe_base(parameters)}; not amplified, q = 1"
+        if mode.sensitivity_factor == 2:
+            words += ", sensitivities doubled"
     else:
-        words = f"{describe_base(parameters)}; {mode.amplification.value}"
+        words = f"{_describe_moments(parameters, mode)}; {mode.amplification.value}"
     if mode.as_published:
         words += f"; {AS_PUBLISHED_WORDS}"
     return words
+
+
+def _describe_moments(parameters: Parameters, mode: Mode) -> str:
+    symmetric = mode.amplification is Amplification.SYMMETRIC
+    if symmetric and parameters.mechanism is Mechanism.DDGAUSS:
+        return (
+            "moments of one discrete Gaussian, and the closeness of the summed shares "
+            "to it"
+        )
+    return describe_base(parameters)
 
 
 def list_assumptions(
