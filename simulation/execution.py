@@ -20,6 +20,7 @@ import time
 import grpc
 import tensorflow as tf
 import tensorflow_federated as tff
+from absl import logging
 
 from simulation import process
 
@@ -78,9 +79,7 @@ def set_execution_context(
             "`max_concurrent_clients` must be >= 1 or None. "
             f"Found {max_concurrent_clients!r}."
         )
-    # TensorFlow in this process evaluates and writes summaries; a GPU would be taken
-    # whole for that, while the clients cannot use it.
-    tf.config.set_visible_devices([], "GPU")
+    _leave_gpus_alone()
     factory = _WorkerExecutorFactory(max_concurrent_clients)
     tff.framework.set_default_context(
         tff.framework.SyncExecutionContext(
@@ -94,6 +93,18 @@ def set_execution_context(
         engine=engine,
         device=f"CPU, {os.cpu_count()} cores (TFF {tff.__version__} helper process)",
     )
+
+
+def _leave_gpus_alone() -> None:
+    """Keeps TensorFlow in this process on the CPU.
+
+    It evaluates and writes summaries. A GPU would be taken whole for that, while the
+    clients, in the helper process, cannot use it.
+    """
+    try:
+        tf.config.set_visible_devices([], "GPU")
+    except RuntimeError:
+        logging.warning("TensorFlow is already using a GPU, which the clients cannot.")
 
 
 def _compile(computation: tff.Computation) -> tff.Computation:
@@ -145,9 +156,7 @@ class _WorkerExecutorFactory(tff.framework.ExecutorFactory):
         self._executors[num_clients] = executor
         return executor
 
-    def clean_up_executor(
-        self, cardinalities: tff.framework.CardinalitiesType
-    ) -> None:
+    def clean_up_executor(self, cardinalities: tff.framework.CardinalitiesType) -> None:
         """Releases the executor for a number of clients."""
         executor = self._executors.pop(cardinalities.get(tff.CLIENTS, 0), None)
         if executor is not None:

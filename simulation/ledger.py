@@ -132,9 +132,7 @@ class PrivacyLedger:
             )
         run_folder.write_text(
             self._journal_path,
-            json.dumps(
-                {"rounds_spent": spent, "rounds_lost": self._state.rounds_lost}
-            ),
+            json.dumps({"rounds_spent": spent, "rounds_lost": self._state.rounds_lost}),
             durable=True,
         )
         return self._state.rounds_completed

@@ -54,7 +54,8 @@ def compute_cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 def compute_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns 1 for each example whose largest logit is the label's, else 0."""
     predicted = tf.argmax(logits, axis=-1, output_type=labels.dtype)
-    return tf.cast(predicted == labels, tf.float32)
+    # Not `==`: inside a TFF computation that would compare the objects.
+    return tf.cast(tf.equal(predicted, labels), tf.float32)
 
 
 def build_logistic_regression(

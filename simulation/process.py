@@ -44,11 +44,17 @@ class UserError(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asks the program to end."""
+    """A signal asks the program to end.
+
+    Attributes:
+        signal_number: The signal.
+        hint: What whoever catches it on the way adds to the last line.
+    """
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
         self.signal_number = signal_number
+        self.hint = ""
 
 
 @contextlib.contextmanager
@@ -58,9 +64,10 @@ def user_input(*errors: type[Exception]) -> Iterator[None]:
     For the part of a program that reads and checks what the user gave. A ValueError
     that arises later is a defect and keeps its traceback.
     """
+    kinds: tuple[type[Exception], ...] = (ValueError, *errors)
     try:
         yield
-    except (ValueError, *errors) as error:
+    except kinds as error:
         raise UserError(str(error)) from error
 
 
@@ -90,7 +97,8 @@ def run_program(
         code = EXIT_BAD_INPUT
     except Terminated as error:
         signal_name = signal.Signals(error.signal_number).name
-        print(f"\n{name}: ended by {signal_name}", file=sys.stderr)
+        hint = f": {error.hint}" if error.hint else ""
+        print(f"\n{name}: ended by {signal_name}{hint}", file=sys.stderr)
         code = 128 + error.signal_number
     except BrokenPipeError:
         # Whoever read the output is gone; so is the reason to go on.

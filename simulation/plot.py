@@ -1,0 +1,58 @@
+"""Plots of trainings, drawn without a display."""
+
+import io
+import pathlib
+from collections.abc import Mapping
+
+from simulation import table
+
+
+def save_training_plot(
+    path: pathlib.Path,
+    tables: Mapping[str, table.Table],
+    *,
+    metric: str,
+    title: str,
+) -> None:
+    """Draws the test metric against the round and epsilon, and writes it whole.
+
+    Args:
+        path: The PNG file.
+        tables: The metrics of each training, by label.
+        metric: The name of the test metric.
+        title: The title of the figure.
+    """
+    import matplotlib.backends.backend_agg as agg
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(9, 3.6), layout="constrained")
+    agg.FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2, sharey=True)
+    for label, metrics in tables.items():
+        column = f"test_{metric}"
+        if column not in metrics.columns:
+            continue
+        points = [
+            (int(number), float(value), float(epsilon))
+            for number, value, epsilon in zip(
+                metrics.read_column("round"),
+                metrics.read_column(column),
+                metrics.read_column("epsilon"),
+                strict=True,
+            )
+            if value
+        ]
+        rounds, values, epsilons = (list(axis) for axis in zip(*points, strict=True))
+        axes[0].plot(rounds, values, label=label)
+        axes[1].plot(epsilons, values, label=label)
+    axes[0].set(xlabel="round", ylabel=f"test {metric}")
+    axes[1].set(xlabel="epsilon spent")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[0].legend(loc="lower right")
+    figure.suptitle(title)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(buffer.getvalue())
+    partial.replace(path)

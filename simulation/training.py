@@ -1,0 +1,415 @@
+"""The training loop: rounds, metrics, checkpoints, and a ledger that says when to stop.
+
+What a round reads depends on (root seed, round) alone, and what it writes is committed
+together: a training that was interrupted and resumed with the same root seed leaves the
+same metrics.csv, ledger and state, bit for bit, as one that was not.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow_federated as tff
+import tqdm
+
+from simulation import (
+    checkpoint,
+    cohort,
+    evaluation,
+    learning,
+    ledger,
+    process,
+    run_folder,
+    seeds,
+    table,
+)
+from simulation.model import Model
+from simulation.tasks.task import Task
+
+METRICS_NAME = "metrics.csv"
+_TIMING_NAME = "timing.csv"
+_JOURNAL_NAME = "ledger.json"
+_CHECKPOINTS_NAME = "checkpoints"
+_EVENTS_NAME = "tensorboard"
+# Redraws a second where someone watches; few lines where the output goes to a file.
+_PROGRESS_SECONDS = {True: 0.2, False: 20.0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How to train.
+
+    Attributes:
+        total_rounds: The number T of rounds.
+        batch_size: Examples in a client's batch.
+        client_epochs: A client's passes over its examples in a round.
+        dropout_rate: The probability that a client that joined never reports.
+        eval_every: Rounds between evaluations; the last round is always evaluated.
+        checkpoint_every: Rounds between checkpoints; the last round always has one.
+        diagnostics: Whether to record exact functions of private data: losses,
+            accuracies, cohort sizes, and what the aggregator measured.
+    """
+
+    total_rounds: int
+    batch_size: int
+    client_epochs: int = 1
+    dropout_rate: float = 0.0
+    eval_every: int = 1
+    checkpoint_every: int = 1
+    diagnostics: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (
+            "total_rounds",
+            "batch_size",
+            "client_epochs",
+            "eval_every",
+            "checkpoint_every",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"`{name}` must be >= 1. Found {getattr(self, name)!r}."
+                )
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(
+                f"`dropout_rate` must be in [0, 1). Found {self.dropout_rate!r}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyTerms:
+    """What the loop needs to know of a mechanism's privacy.
+
+    Attributes:
+        compute_epsilon: The epsilon of a number of rounds; inf without privacy.
+        budget: The epsilon that no round may pass, or None.
+        describe: The columns of metrics.csv that say what an epsilon rests on, given
+            the number of rounds spent. Their names do not depend on it.
+    """
+
+    compute_epsilon: Callable[[int], float]
+    budget: float | None
+    describe: Callable[[int], Mapping[str, table.Scalar]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training that is ready to run.
+
+    Attributes:
+        label: Its name in the progress bar.
+        learning_process: The learning process with carried seeds.
+        model: The model.
+        task: The task.
+        cohorts: Selects the clients of a round.
+        root: The root of the streams.
+        privacy: The terms of the mechanism.
+        options: How to train.
+    """
+
+    label: str
+    learning_process: tff.learning.templates.LearningProcess
+    model: Model
+    task: Task
+    cohorts: cohort.CohortSampler
+    root: seeds.RootSeed
+    privacy: PrivacyTerms
+    options: TrainingOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What a training left.
+
+    Attributes:
+        weights: The final weights of the model.
+        ledger_state: What was spent.
+        metrics: The table of all rounds.
+        final: Loss and metrics of the final model on the test data; None without
+            diagnostics.
+        stopped: Why it ended before its last round, or None.
+        seconds: Wall time of this process's rounds.
+    """
+
+    weights: Sequence[np.ndarray]
+    ledger_state: ledger.LedgerState
+    metrics: table.Table
+    final: Mapping[str, float] | None
+    stopped: str | None
+    seconds: float
+
+
+def build_initial_weights(model: Model, root: seeds.RootSeed) -> tuple[np.ndarray, ...]:
+    """Returns the model's weights before the first round."""
+    rng = seeds.derive_generator(root, purpose=seeds.Purpose.MODEL_INIT)
+    return model.initialize(rng)
+
+
+def run_training(training: Training, folder: pathlib.Path) -> TrainingResult:
+    """Runs a training to its end, from its latest checkpoint where there is one.
+
+    Args:
+        training: The training.
+        folder: Where metrics.csv, checkpoints and the rest go.
+
+    Raises:
+        CheckpointError: If the latest checkpoint is damaged.
+        LedgerError: If the ledger's journal is damaged.
+        Terminated: After a signal, with the last completed round saved.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    loop = _Loop(training, folder)
+    stopped = loop.run()
+    weights = loop.current.state.global_model_weights.trainable
+    return TrainingResult(
+        weights=weights,
+        ledger_state=loop.ledger.state,
+        metrics=loop.current.metrics,
+        final=loop.evaluate(weights) if training.options.diagnostics else None,
+        stopped=stopped,
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Loop:
+    """The state of a running training, and its files."""
+
+    def __init__(self, training: Training, folder: pathlib.Path) -> None:
+        self._training = training
+        self._folder = folder
+        self._checkpoints = checkpoint.CheckpointFolder(folder / _CHECKPOINTS_NAME)
+        self._clients = {
+            client_id: index
+            for index, client_id in enumerate(training.cohorts.client_ids)
+        }
+        self.evaluate = evaluation.build_evaluation(training.model, training.task)
+        initial = checkpoint.Checkpoint(
+            state=training.learning_process.initialize(),
+            ledger_state=ledger.build_ledger_state(
+                len(self._clients), training.options.total_rounds
+            ),
+            metrics=table.Table(),
+        )
+        self.current = self._checkpoints.load_latest(initial)
+        self._saved_rounds = self.current.ledger_state.rounds_completed
+        self.ledger = ledger.PrivacyLedger(
+            self.current.ledger_state,
+            compute_epsilon=training.privacy.compute_epsilon,
+            budget=training.privacy.budget,
+            journal_path=folder / _JOURNAL_NAME,
+            reproducible=training.root.reproducible,
+        )
+        self._releases = _Releases(folder)
+        # Rows after the checkpoint belong to rounds that will be run again.
+        self._write_metrics()
+
+    def run(self) -> str | None:
+        """Runs the rounds that are left. Returns why it stopped early, or None."""
+        options = self._training.options
+        done = self.ledger.state.rounds_completed
+        with _show_progress(self._training.label, done, options.total_rounds) as bar:
+            try:
+                while self.ledger.state.rounds_completed < options.total_rounds:
+                    row = self._run_round()
+                    bar.set_postfix_str(_summarize(row, self._training.task.metric))
+                    bar.update()
+            except ledger.BudgetExceededError as error:
+                self._save()
+                return str(error)
+            except process.Terminated as error:
+                self._save()
+                error.hint = (
+                    f"round {self._saved_rounds} of {options.total_rounds} is saved in "
+                    f"{self._folder}; the same command goes on from there"
+                )
+                raise
+        return None
+
+    def _run_round(self) -> Mapping[str, table.Scalar]:
+        """Runs one round and commits it. Returns its row of the table."""
+        training, options = self._training, self._training.options
+        started = time.monotonic()
+        round_number = self.ledger.open_round()
+        joined = training.cohorts.select(round_number)
+        survivors = cohort.select_survivors(
+            joined,
+            root=training.root,
+            round_number=round_number,
+            rate=options.dropout_rate,
+        )
+        client_data = [
+            self._build_client_data(client_id, round_number, len(joined))
+            for client_id in survivors
+        ]
+        output = training.learning_process.next(self.current.state, client_data)
+        row = self._build_row(output, round_number, len(joined), len(survivors))
+        with process.defer_signals():
+            self.ledger.close_round(
+                [self._clients[client_id] for client_id in joined],
+                num_survivors=len(survivors),
+                record_clients=options.diagnostics,
+            )
+            self.current = checkpoint.Checkpoint(
+                state=output.state,
+                ledger_state=self.ledger.state,
+                metrics=self.current.metrics.append(row),
+            )
+            completed = round_number + 1
+            last = completed == options.total_rounds
+            if last or completed % options.checkpoint_every == 0:
+                self._save()
+            self._write_metrics()
+            self._releases.release(row, completed, time.monotonic() - started)
+        return row
+
+    def _build_client_data(
+        self, client_id: str, round_number: int, num_joined: int
+    ) -> Any:
+        training = self._training
+
+        def derive_seed(purpose: seeds.Purpose) -> np.ndarray:
+            return seeds.derive_seed(
+                training.root,
+                purpose=purpose,
+                round_number=round_number,
+                client_id=client_id,
+            )
+
+        examples = training.task.train.build_dataset(
+            client_id,
+            batch_size=training.options.batch_size,
+            num_epochs=training.options.client_epochs,
+            rng=seeds.derive_generator(
+                training.root,
+                purpose=seeds.Purpose.CLIENT_DATA,
+                round_number=round_number,
+                client_id=client_id,
+            ),
+        )
+        return learning.build_client_data(
+            examples,
+            noise_seed=derive_seed(seeds.Purpose.CLIENT_NOISE),
+            training_seed=derive_seed(seeds.Purpose.CLIENT_TRAINING),
+            num_joined=num_joined,
+        )
+
+    def _build_row(
+        self, output: Any, round_number: int, num_joined: int, num_survivors: int
+    ) -> Mapping[str, table.Scalar]:
+        """Returns the row of a round that ended but is not counted yet."""
+        training, options = self._training, self._training.options
+        completed = round_number + 1
+        spent = self.ledger.state.rounds_spent + 1
+        row: dict[str, table.Scalar] = {"round": completed}
+        if options.diagnostics:
+            row["clients_joined"] = num_joined
+            row["clients_reporting"] = num_survivors
+            row.update(_average_clients(output.metrics["client_work"]))
+            evaluated = (
+                completed % options.eval_every == 0 or completed == options.total_rounds
+            )
+            weights = output.state.global_model_weights.trainable
+            test = self.evaluate(weights) if evaluated else {}
+            for name in ("loss", *training.model.metrics):
+                row[f"test_{name}"] = test.get(name)
+        row.update(_flatten_measurements(output.metrics["aggregator"]))
+        row["rounds_spent"] = spent
+        row["epsilon"] = training.privacy.compute_epsilon(spent)
+        row.update(training.privacy.describe(spent))
+        row["reproducible"] = training.root.reproducible
+        return row
+
+    def _save(self) -> None:
+        completed = self.current.ledger_state.rounds_completed
+        if completed > self._saved_rounds:
+            with process.defer_signals():
+                self._checkpoints.save(self.current)
+                self._saved_rounds = completed
+
+    def _write_metrics(self) -> None:
+        run_folder.write_text(
+            self._folder / METRICS_NAME, self.current.metrics.to_csv()
+        )
+
+
+class _Releases:
+    """What is written for people to watch: TensorBoard events and times."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._events = tff.program.TensorBoardReleaseManager(folder / _EVENTS_NAME)
+        self._times = tff.program.CSVFileReleaseManager(
+            folder / _TIMING_NAME, key_fieldname="round"
+        )
+
+    def release(
+        self, row: Mapping[str, table.Scalar], completed: int, seconds: float
+    ) -> None:
+        """Writes a round's numbers."""
+        values = {
+            name: float(value)
+            for name, value in row.items()
+            if isinstance(value, int | float) and name != "round"
+        }
+
+        async def release() -> None:
+            await self._events.release(values, completed)
+            await self._times.release({"seconds": round(seconds, 4)}, completed)
+
+        asyncio.run(release())
+
+
+@contextlib.contextmanager
+def _show_progress(label: str, done: int, total: int) -> Iterator[tqdm.tqdm]:
+    with tqdm.tqdm(
+        desc=label,
+        total=total,
+        initial=done,
+        unit="round",
+        mininterval=_PROGRESS_SECONDS[sys.stderr.isatty()],
+        dynamic_ncols=True,
+    ) as bar:
+        yield bar
+
+
+def _summarize(row: Mapping[str, table.Scalar], metric: str) -> str:
+    """Returns what the progress bar says of a round."""
+    parts = []
+    for name, title in (
+        ("train_loss", "loss"),
+        (f"test_{metric}", metric),
+        ("epsilon", "epsilon"),
+    ):
+        value = row.get(name)
+        if isinstance(value, float):
+            parts.append(f"{title} {value:.3g}")
+    return ", ".join(parts)
+
+
+def _average_clients(sums: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns training means over examples; None for a round without any."""
+    count = float(sums["num_examples"])
+    return {
+        f"train_{name}": float(value) / count if count else None
+        for name, value in sums.items()
+        if name != "num_examples"
+    }
+
+
+def _flatten_measurements(measurements: Any) -> dict[str, table.Scalar]:
+    """Returns the aggregator's scalars by name, nested names joined by "/"."""
+    flat: dict[str, table.Scalar] = {}
+    if isinstance(measurements, Mapping):
+        for name, value in measurements.items():
+            if isinstance(value, Mapping):
+                nested = _flatten_measurements(value)
+                flat.update({f"{name}/{key}": entry for key, entry in nested.items()})
+            else:
+                flat[name] = np.asarray(value).item()
+    return flat
