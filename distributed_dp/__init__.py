@@ -1,0 +1,1 @@
+"""Distributed differential privacy for federated learning."""

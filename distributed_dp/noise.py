@@ -1,0 +1,167 @@
+"""Who adds which noise: shares whose sum has one law, whatever the cohort's size.
+
+The analyst's guarantee needs noise whose law does not depend on who takes part. Two
+mechanisms, one interface:
+
+* discrete Gaussian: with K joined clients a share has scale central_scale /
+  sqrt(clamp(K, low, high)); sums of equal shares resemble one discrete Gaussian of
+  scale central_scale (the accountant charges the distance).
+* Skellam: the central variance is cut into equal units; with K joined clients a share
+  is num_units // clamp(K, low, high) units. Variances add exactly.
+
+What the shares of the clients that arrived leave missing (dropouts, a cohort below
+`low`, units that did not divide) is drawn by the server and added inside the modular
+sum, before centring and decoding. A cohort above `high` adds more than the full noise;
+the accountant charges that event's probability.
+"""
+
+from __future__ import annotations
+
+import abc
+from fractions import Fraction
+
+import tensorflow as tf
+
+from distributed_dp.discrete_gaussian import build_discrete_gaussian_sampler
+from distributed_dp.random_bits import fold_in
+from distributed_dp.skellam import build_skellam_sampler
+
+SKELLAM_UNITS_PER_CLIENT = 4
+
+
+class NoiseShares(abc.ABC):
+    """Integer noise in shares, in grid units.
+
+    Attributes:
+      low: Least cohort size that shares are scaled for.
+      high: Largest one.
+    """
+
+    def __init__(self, low: int, high: int):
+        if not 1 <= low <= high:
+            raise ValueError(f"`low` must be in [1, high={high!r}]. Found {low!r}.")
+        self.low = low
+        self.high = high
+
+    @abc.abstractmethod
+    def sample_share(self, dim: int, seed: tf.Tensor, joined: tf.Tensor) -> tf.Tensor:
+        """Draws one client's share.
+
+        Args:
+          dim: Number of coordinates.
+          seed: Integer[2], the client's own stream.
+          joined: Scalar int64, number of clients that joined the round.
+
+        Returns:
+          [dim] int32.
+        """
+
+    @abc.abstractmethod
+    def sample_missing(
+        self, dim: int, seed: tf.Tensor, joined: tf.Tensor, arrived: tf.Tensor
+    ) -> tf.Tensor:
+        """Draws what the shares of `arrived` clients leave missing.
+
+        Args:
+          dim: Number of coordinates.
+          seed: Integer[2], the server's stream of the round.
+          joined: Scalar int64, the size that the clients were told.
+          arrived: Scalar int64, clients whose share is in the sum.
+
+        Returns:
+          [dim] int64.
+        """
+
+    @abc.abstractmethod
+    def compute_variance_fraction(self, joined: int, arrived: int) -> float:
+        """Fraction of the central variance that the arrived clients' shares carry."""
+
+    def _clamp(self, joined: tf.Tensor) -> tf.Tensor:
+        joined = tf.cast(joined, tf.int64)
+        low, high = tf.constant(self.low, tf.int64), tf.constant(self.high, tf.int64)
+        return tf.minimum(tf.maximum(joined, low), high)
+
+
+class DiscreteGaussianShares(NoiseShares):
+    """Shares of a discrete Gaussian of scale `central_scale`."""
+
+    def __init__(self, central_scale: float, *, low: int, high: int):
+        super().__init__(low, high)
+        variance = Fraction(central_scale) ** 2
+        self.sampler = build_discrete_gaussian_sampler(
+            [variance / size for size in range(low, high + 1)]
+        )
+        if self.sampler.wide:
+            raise ValueError(
+                "`central_scale` must keep every share within int32; use fewer bits. "
+                f"Found {central_scale!r}."
+            )
+
+    def sample_share(self, dim: int, seed: tf.Tensor, joined: tf.Tensor) -> tf.Tensor:
+        row = self._clamp(joined) - tf.constant(self.low, tf.int64)
+        return self.sampler.sample([dim], seed, row=row)
+
+    def sample_missing(
+        self, dim: int, seed: tf.Tensor, joined: tf.Tensor, arrived: tf.Tensor
+    ) -> tf.Tensor:
+        size = self._clamp(joined)
+        row = size - tf.constant(self.low, tf.int64)
+        draw = lambda stream: self.sampler.sample([dim], stream, row=row)  # noqa: E731
+        return _sum_draws(draw, dim, seed, size - tf.cast(arrived, tf.int64))
+
+    def compute_variance_fraction(self, joined: int, arrived: int) -> float:
+        return arrived / min(max(joined, self.low), self.high)
+
+
+class SkellamShares(NoiseShares):
+    """Shares of a Skellam of standard deviation `central_scale`."""
+
+    def __init__(self, central_scale: float, *, low: int, high: int):
+        super().__init__(low, high)
+        per_client = 1 if low == high else SKELLAM_UNITS_PER_CLIENT
+        self.num_units = per_client * high
+        self.max_units = self.num_units // low
+        unit = Fraction(central_scale) ** 2 / self.num_units
+        self.sampler = build_skellam_sampler(
+            [units * unit for units in range(self.max_units + 1)]
+        )
+
+    def sample_share(self, dim: int, seed: tf.Tensor, joined: tf.Tensor) -> tf.Tensor:
+        return self.sampler.sample([dim], seed, row=self._compute_units(joined))
+
+    def sample_missing(
+        self, dim: int, seed: tf.Tensor, joined: tf.Tensor, arrived: tf.Tensor
+    ) -> tf.Tensor:
+        present = self._compute_units(joined) * tf.cast(arrived, tf.int64)
+        total = tf.constant(self.num_units, tf.int64)
+        missing = tf.maximum(total - present, tf.constant(0, tf.int64))
+        full = missing // self.max_units
+        draw = lambda stream: self.sampler.sample(  # noqa: E731
+            [dim], stream, row=self.max_units
+        )
+        rest = self.sampler.sample(
+            [dim], fold_in(seed, tf.constant(-1, tf.int64)), row=missing % self.max_units
+        )
+        return _sum_draws(draw, dim, seed, full) + tf.cast(rest, tf.int64)
+
+    def compute_variance_fraction(self, joined: int, arrived: int) -> float:
+        units = self.num_units // min(max(joined, self.low), self.high)
+        return min(1.0, units * arrived / self.num_units)
+
+    def _compute_units(self, joined: tf.Tensor) -> tf.Tensor:
+        return tf.constant(self.num_units, tf.int64) // self._clamp(joined)
+
+
+def _sum_draws(draw, dim: int, seed: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Sums `count` independent draws; none for a count <= 0."""
+
+    def add(index: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        drawn = draw(fold_in(seed, index))
+        return index + 1, total + tf.cast(drawn, tf.int64)
+
+    _, total = tf.while_loop(
+        lambda index, _: index < count,
+        add,
+        (tf.constant(0, tf.int64), tf.zeros([dim], tf.int64)),
+    )
+    return total

@@ -1,0 +1,60 @@
+"""Seeded random words as TensorFlow ops.
+
+Every draw names the Philox generator. With TensorFlow's automatic choice a function
+compiled by XLA can draw other bits than the same function run op by op; named, the
+bits are the same everywhere, and so are results.
+
+A stream is keyed by an int32[2] (or int64[2]) seed. Philox is a good statistical
+generator, not a cryptographic one: claims about noise assume uniform words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+_ALGORITHM = "philox"
+
+
+def split_seed(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
+    """Returns `num` int32[2] seeds of independent streams derived from `seed`."""
+    return tf.unstack(
+        tf.random.experimental.stateless_split(seed, num, alg=_ALGORITHM)
+    )
+
+
+def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
+    """Returns the seed of stream number `data` (scalar int64) below `seed`."""
+    return tf.random.experimental.stateless_fold_in(
+        tf.cast(seed, tf.int64), tf.cast(data, tf.int64), alg=_ALGORITHM
+    )
+
+
+def draw_uint64(seed: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Returns uniform uint64 words of `shape`."""
+    return tf.random.stateless_uniform(
+        shape, seed, minval=None, maxval=None, dtype=tf.uint64, alg=_ALGORITHM
+    )
+
+
+def draw_uint32(seed: tf.Tensor, num: int) -> tf.Tensor:
+    """Returns [num] uniform uint32 words, two from each 64-bit draw."""
+    words = tf.bitcast(draw_uint64(seed, [(num + 1) // 2]), tf.uint32)
+    words = tf.reshape(words, [-1])
+    return words if num % 2 == 0 else words[:num]
+
+
+def draw_uniform(seed: tf.Tensor, num: int) -> tf.Tensor:
+    """Returns [num] float32 multiples of 2**-24, uniform in [0, 1)."""
+    words = tf.bitwise.right_shift(draw_uint32(seed, num), tf.constant(8, tf.uint32))
+    return tf.cast(words, tf.float32) * tf.constant(2.0**-24)
+
+
+def draw_sign_masks(seed: tf.Tensor, num: int) -> tf.Tensor:
+    """Returns [num] uint32 words that are 0 or 2**31, each with probability 1/2."""
+    words = draw_uint32(seed, -(-num // 32))
+    shifts = tf.constant(list(range(32)), tf.uint32)
+    bits = tf.bitwise.left_shift(words[:, tf.newaxis], shifts[tf.newaxis, :])
+    masks = tf.reshape(bits & tf.constant(1 << 31, tf.uint32), [-1])
+    return masks if num % 32 == 0 else masks[:num]
