@@ -46,7 +46,7 @@ from distributed_dp.accounting.rdp import (
     compute_tau,
     compute_zcdp_ddgauss,
 )
-from distributed_dp.accounting.release import SAMPLER_TOTAL_VARIATION
+from distributed_dp.accounting.sampler import SAMPLER_TOTAL_VARIATION
 from distributed_dp.accounting.statement import AS_PUBLISHED_WORDS, PrivacyStatement
 from distributed_dp.accounting.utility import (
     compute_coordinate_stddev,

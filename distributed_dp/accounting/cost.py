@@ -6,13 +6,18 @@ import math
 import numpy as np
 
 from distributed_dp.accounting import amplification, conversion, validation
-from distributed_dp.accounting.cohort import CohortScheme, compute_cohort_bounds
+from distributed_dp.accounting.cohort import (
+    CohortBounds,
+    CohortScheme,
+    compute_cohort_bounds,
+)
 from distributed_dp.accounting.conversion import INTEGER_ORDERS, REAL_ORDERS
 from distributed_dp.accounting.mode import Amplification, Mode
 from distributed_dp.accounting.parameters import (
     Accountant,
     GaussianParameters,
     Parameters,
+    Sampling,
 )
 from distributed_dp.accounting.pld import compute_epsilon_pld
 from distributed_dp.accounting.rdp import FloatArray
@@ -21,6 +26,9 @@ from distributed_dp.accounting.release import (
     Release,
     build_release,
     compute_joint_multiplier,
+)
+from distributed_dp.accounting.sampler import (
+    Draws,
     compute_least_sampler_charge,
     compute_sampler_charge,
 )
@@ -89,7 +97,7 @@ def compute_cost(
         curves,
         delta=delta,
         release=release,
-        num_rounds=num_rounds,
+        draws=_count_draws(scheme, bounds, mode=mode, num_rounds=num_rounds),
         overflow_charge=overflow,
     )
 
@@ -115,17 +123,32 @@ def compute_sampled_rdp(
     return np.minimum(sampled, release.base_curve(orders))
 
 
+def _count_draws(
+    scheme: CohortScheme, bounds: CohortBounds, *, mode: Mode, num_rounds: int
+) -> Draws:
+    shares = float(scheme.clients_per_round)
+    if scheme.sampling is Sampling.POISSON and scheme.sampling_rate < 1:
+        # E[max(1 + the others who join, low)], the user being one of them.
+        shares += 1 + bounds.low * bounds.underflow_probability
+    return Draws(
+        num_rounds=num_rounds,
+        shares_per_round=shares,
+        sampling_rate=scheme.sampling_rate,
+        replace_one=mode.sensitivity_factor == 2,
+    )
+
+
 def convert(
     curves: list[tuple[FloatArray, FloatArray]],
     *,
     delta: float,
     release: Release,
-    num_rounds: int,
+    draws: Draws,
     overflow_charge: float,
 ) -> PrivacyCost:
     """Returns the least epsilon over curves (orders, rdp) after delta's charges."""
-    sampler_charge = compute_sampler_charge(release, num_rounds)
-    least_charge = compute_least_sampler_charge(release, num_rounds)
+    sampler_charge = compute_sampler_charge(release, draws)
+    least_charge = compute_least_sampler_charge(release, draws)
     remaining = delta - sampler_charge - overflow_charge
     candidates = [conversion.EpsilonAtOrder(epsilon=math.inf, order=None)]
     if remaining > 0:

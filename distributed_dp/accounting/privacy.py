@@ -22,6 +22,7 @@ from distributed_dp.accounting.parameters import (
     SkellamParameters,
 )
 from distributed_dp.accounting.release import build_release
+from distributed_dp.accounting.sampler import Draws
 from distributed_dp.accounting.statement import PrivacyStatement
 
 ANALYST = "analyst of the released models"
@@ -172,7 +173,7 @@ def compute_server_privacy(
         [(REAL_ORDERS, num_rounds * release.base_curve(REAL_ORDERS))],
         delta=delta,
         release=release,
-        num_rounds=num_rounds,
+        draws=Draws(num_rounds=num_rounds, shares_per_round=shares, sampling_rate=1.0),
         overflow_charge=0.0,
     )
     check_charges(cost, delta)

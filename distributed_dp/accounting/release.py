@@ -3,10 +3,7 @@
 import dataclasses
 import math
 
-import numpy as np
-
 from distributed_dp.accounting import rdp, validation
-from distributed_dp.accounting.conversion import REAL_ORDERS
 from distributed_dp.accounting.parameters import (
     DDGaussParameters,
     GaussianParameters,
@@ -14,9 +11,6 @@ from distributed_dp.accounting.parameters import (
     SkellamParameters,
 )
 from distributed_dp.accounting.rdp import Curve, FloatArray
-
-# Total-variation distance of one drawn noise coordinate to its exact law.
-SAMPLER_TOTAL_VARIATION = 2.0**-60
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,14 +48,12 @@ class Release:
       closeness: |log ratio| of the true noise law and the ideal one, over all
         coordinates together; may be inf.
       num_coordinates: coordinates that carry drawn noise; 0 for continuous noise.
-      num_shares: the largest number of draws that are summed in a coordinate.
     """
 
     base_curve: Curve
     moment_curve: Curve
     closeness: float
     num_coordinates: int
-    num_shares: float
 
 
 def build_release(
@@ -117,51 +109,6 @@ def build_release(
     return _join(main, extra)
 
 
-def compute_sampler_charge(
-    release: Release,
-    num_rounds: int,
-    *,
-    total_variation: float = SAMPLER_TOTAL_VARIATION,
-) -> float:
-    """Returns the delta that the inexact noise sampler costs over all rounds.
-
-    Source: docs/privacy.md, "The sampler". With p = n eta the distance of one
-    coordinate's sum to its exact law, the charge is
-    T (p d + 2 min_a p^(1 - 1/a) (d - 1 + e^{(1 - 1/a) e(a)})), a few times T n d eta.
-
-    Guarantees: (epsilon, delta') for exact noise implies (epsilon, delta' + charge) for
-    noise drawn within total variation eta a coordinate, at every epsilon.
-
-    Args:
-      release: its base curve must hold for exact noise.
-      num_rounds: T.
-      total_variation: eta.
-
-    Returns:
-      The charge; 0 for continuous noise, at most 1. Where the base curve is infinite
-      there is nothing to claim, and the least charge is returned.
-    """
-    dim = release.num_coordinates
-    if dim == 0:
-        return 0.0
-    distance = min(1.0, math.ceil(release.num_shares) * total_variation)
-    base = release.base_curve(REAL_ORDERS)
-    if not np.isfinite(base).any():
-        return compute_least_sampler_charge(release, num_rounds)
-    keep = 1 - 1 / REAL_ORDERS
-    exponents = keep * base
-    log_rest = math.log(dim - 1) if dim > 1 else -math.inf
-    log_shifted = keep * math.log(distance) + np.logaddexp(log_rest, exponents)
-    shifted = math.exp(min(0.0, float(np.min(log_shifted))))
-    return min(1.0, num_rounds * (distance * dim + 2 * shifted))
-
-
-def compute_least_sampler_charge(release: Release, num_rounds: int) -> float:
-    """Returns 3 T n d eta, the charge in the limit of endless noise."""
-    draws = num_rounds * math.ceil(release.num_shares) * release.num_coordinates
-    return min(1.0, 3 * draws * SAMPLER_TOTAL_VARIATION)
-
-
 def _build_gaussian(
     parameters: GaussianParameters,
     sensitivity_factor: int,
@@ -178,7 +125,6 @@ def _build_gaussian(
         moment_curve=compute_curve,
         closeness=0.0,
         num_coordinates=0,
-        num_shares=1,
     )
 
 
@@ -216,7 +162,6 @@ def _build_integer_release(
             moment_curve=compute_skellam,
             closeness=0.0,
             num_coordinates=dim,
-            num_shares=num_shares,
         )
     closeness = rdp.compute_closeness(local_scale, num_shares)
 
@@ -237,7 +182,6 @@ def _build_integer_release(
         moment_curve=compute_ideal,
         closeness=dim * closeness,
         num_coordinates=dim,
-        num_shares=num_shares,
     )
 
 
@@ -255,5 +199,4 @@ def _join(first: Release, second: Release) -> Release:
         moment_curve=compute_moment,
         closeness=first.closeness + second.closeness,
         num_coordinates=first.num_coordinates + second.num_coordinates,
-        num_shares=max(first.num_shares, second.num_shares),
     )
