@@ -105,7 +105,9 @@ def build_adaptive_clip(
       target_quantile: See `AdaptiveClip`.
       learning_rate: See `AdaptiveClip`.
     """
-    multiplier = 0.1 * clients_per_round if noise_multiplier is None else noise_multiplier
+    multiplier = (
+        0.1 * clients_per_round if noise_multiplier is None else noise_multiplier
+    )
     needed = _MIN_LOCAL_SCALE * math.sqrt(max_clients) / multiplier
     return AdaptiveClip(
         noise_multiplier=multiplier,
@@ -115,7 +117,9 @@ def build_adaptive_clip(
     )
 
 
-def build_indicator_noise(adaptive_clip: AdaptiveClip, main: NoiseShares) -> NoiseShares:
+def build_indicator_noise(
+    adaptive_clip: AdaptiveClip, main: NoiseShares
+) -> NoiseShares:
     """Returns shares for the indicator coordinate, split like the main ones."""
     kind = SkellamShares if isinstance(main, SkellamShares) else DiscreteGaussianShares
     return kind(adaptive_clip.central_scale, low=main.low, high=main.high)

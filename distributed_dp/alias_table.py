@@ -162,7 +162,9 @@ def compute_table_law(table: AliasTable, row: int = 0) -> list[Fraction]:
     capacity = 1 << (leading_bits + LOW_BITS)
     packed = table.packed.view(f"u{table.word_bits // 8}")[row]
     masses = [0] * table.num_columns
-    for column, (word, low) in enumerate(zip(packed, table.low.view("u8")[row])):
+    for column, (word, low) in enumerate(
+        zip(packed, table.low.view("u8")[row], strict=True)
+    ):
         threshold = (int(word) >> table.index_bits << LOW_BITS) | int(low)
         masses[column] += threshold
         masses[int(word) & (table.num_columns - 1)] += capacity - threshold
@@ -199,5 +201,7 @@ def _build_columns(
             if masses[donor] < capacity:
                 small.append(donor)
     low_mask = (1 << LOW_BITS) - 1
-    packed = [(t >> LOW_BITS << index_bits) | a for t, a in zip(threshold, alias)]
+    packed = [
+        (t >> LOW_BITS << index_bits) | a for t, a in zip(threshold, alias, strict=True)
+    ]
     return packed, [t & low_mask for t in threshold]

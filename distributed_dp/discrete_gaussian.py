@@ -141,8 +141,7 @@ def sample_discrete_gaussian(
 def _check_variance(variance: Fraction | float) -> Fraction:
     if not math.isfinite(variance) or not 0 <= variance <= MAX_SCALE**2:
         raise ValueError(
-            "`variances` must be finite and in [0, 2**80]. "
-            f"Found {float(variance)!r}."
+            f"`variances` must be finite and in [0, 2**80]. Found {float(variance)!r}."
         )
     return Fraction(variance)
 

@@ -290,33 +290,33 @@ def _build_process(
     """Wires the round: count, tell, encode, modular sum, decode."""
 
     @tff.tensorflow.computation
-    def initialize_fn():
+    def initialize_fn() -> Any:
         return ops.initialize()
 
     state_type = initialize_fn.type_signature.result
 
     @tff.tensorflow.computation(state_type, np.int32)
-    def prepare_fn(state, joined):
+    def prepare_fn(state: Any, joined: Any) -> Any:
         return ops.prepare(state, joined)
 
     @tff.tensorflow.computation(value_type, prepare_fn.type_signature.result)
-    def encode_fn(value, told):
+    def encode_fn(value: Any, told: Any) -> Any:
         return ops.encode(value, told)
 
     residues_type, counts_type = encode_fn.type_signature.result
 
     @tff.tensorflow.computation(state_type, residues_type, counts_type)
-    def decode_fn(state, total, counts):
+    def decode_fn(state: Any, total: Any, counts: Any) -> Any:
         return ops.decode(state, total, counts)
 
     @tff.federated_computation
-    def initialize():
+    def initialize() -> Any:
         return tff.federated_eval(initialize_fn, tff.SERVER)
 
     @tff.federated_computation(
         initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
     )
-    def next_fn(state, value):
+    def next_fn(state: Any, value: Any) -> Any:
         if counts_cohort:
             joined = tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
         else:

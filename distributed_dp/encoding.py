@@ -25,10 +25,20 @@ _MAX_INTEGER = 2.0**31
 class GridParameters(Protocol):
     """What the codec reads of `accounting.DistributedParameters`."""
 
-    l2_clip: float
-    granularity: float
-    bits: int
-    padded_dim: int
+    @property
+    def l2_clip(self) -> float: ...
+
+    @property
+    def granularity(self) -> float: ...
+
+    @property
+    def local_stddev(self) -> float: ...
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def padded_dim(self) -> int: ...
 
     @property
     def scaled_l2_clip(self) -> float: ...

@@ -18,6 +18,7 @@ the accountant charges that event's probability.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from fractions import Fraction
 
 import tensorflow as tf
@@ -106,7 +107,10 @@ class DiscreteGaussianShares(NoiseShares):
     ) -> tf.Tensor:
         size = self._clamp(joined)
         row = size - tf.constant(self.low, tf.int64)
-        draw = lambda stream: self.sampler.sample([dim], stream, row=row)  # noqa: E731
+
+        def draw(stream: tf.Tensor) -> tf.Tensor:
+            return self.sampler.sample([dim], stream, row=row)
+
         return _sum_draws(draw, dim, seed, size - tf.cast(arrived, tf.int64))
 
     def compute_variance_fraction(self, joined: int, arrived: int) -> float:
@@ -136,11 +140,14 @@ class SkellamShares(NoiseShares):
         total = tf.constant(self.num_units, tf.int64)
         missing = tf.maximum(total - present, tf.constant(0, tf.int64))
         full = missing // self.max_units
-        draw = lambda stream: self.sampler.sample(  # noqa: E731
-            [dim], stream, row=self.max_units
-        )
+
+        def draw(stream: tf.Tensor) -> tf.Tensor:
+            return self.sampler.sample([dim], stream, row=self.max_units)
+
         rest = self.sampler.sample(
-            [dim], fold_in(seed, tf.constant(-1, tf.int64)), row=missing % self.max_units
+            [dim],
+            fold_in(seed, tf.constant(-1, tf.int64)),
+            row=missing % self.max_units,
         )
         return _sum_draws(draw, dim, seed, full) + tf.cast(rest, tf.int64)
 
@@ -152,7 +159,12 @@ class SkellamShares(NoiseShares):
         return tf.constant(self.num_units, tf.int64) // self._clamp(joined)
 
 
-def _sum_draws(draw, dim: int, seed: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+def _sum_draws(
+    draw: Callable[[tf.Tensor], tf.Tensor],
+    dim: int,
+    seed: tf.Tensor,
+    count: tf.Tensor,
+) -> tf.Tensor:
     """Sums `count` independent draws; none for a count <= 0."""
 
     def add(index: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -19,9 +19,7 @@ _ALGORITHM = "philox"
 
 def split_seed(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` int32[2] seeds of independent streams derived from `seed`."""
-    return tf.unstack(
-        tf.random.experimental.stateless_split(seed, num, alg=_ALGORITHM)
-    )
+    return tf.unstack(tf.random.experimental.stateless_split(seed, num, alg=_ALGORITHM))
 
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
@@ -58,3 +56,8 @@ def draw_sign_masks(seed: tf.Tensor, num: int) -> tf.Tensor:
     bits = tf.bitwise.left_shift(words[:, tf.newaxis], shifts[tf.newaxis, :])
     masks = tf.reshape(bits & tf.constant(1 << 31, tf.uint32), [-1])
     return masks if num % 32 == 0 else masks[:num]
+
+
+def draw_normal(seed: tf.Tensor, num: int) -> tf.Tensor:
+    """Returns [num] standard normal float32 draws."""
+    return tf.random.stateless_normal([num], seed, alg=_ALGORITHM)

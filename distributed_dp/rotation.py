@@ -154,14 +154,12 @@ class _HadamardRotation(Rotation):
         power = (padded_dim // base).bit_length() - 1
         factors = [] if base == 1 else [build_paley_matrix(base)]
         factors += [scipy.linalg.hadamard(1 << k) for k in _split_power(power)]
-        scale = [1.0 / math.sqrt(len(factor)) for factor in factors]
         self._factors = [
-            (factor * s).astype(np.float32) for factor, s in zip(factors, scale)
+            (factor / math.sqrt(len(factor))).astype(np.float32) for factor in factors
         ]
 
     def _rotate(self, x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        x = self._apply([f.T for f in self._factors], self._flip_signs(x, seed))
-        return x
+        return self._apply([f.T for f in self._factors], self._flip_signs(x, seed))
 
     def _unrotate(self, y: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         return self._flip_signs(self._apply(self._factors, y), seed)
@@ -175,7 +173,9 @@ class _HadamardRotation(Rotation):
         shape = x.shape
         leading = [] if shape.rank == 1 else [-1]
         for factor in factors:
-            block = tf.reshape(x, [*leading, len(factor), self._padded_dim // len(factor)])
+            block = tf.reshape(
+                x, [*leading, len(factor), self._padded_dim // len(factor)]
+            )
             x = tf.matmul(block, tf.constant(factor), transpose_a=True)
         return tf.reshape(x, [*leading, self._padded_dim])
 

@@ -70,9 +70,7 @@ def build_skellam_sampler(variances: Sequence[Fraction | float]) -> SkellamSampl
     return _build_sampler(tuple(Fraction(variance) for variance in variances))
 
 
-def sample_skellam(
-    variance: float, shape: Sequence[int], seed: tf.Tensor
-) -> tf.Tensor:
+def sample_skellam(variance: float, shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
     """Draws independent symmetric Skellam variables.
 
     Source: Agarwal, Kairouz, Liu 2021, definition 3.1; sampler: module docstring.

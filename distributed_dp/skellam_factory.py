@@ -26,6 +26,4 @@ class DistributedSkellamFactory(DistributedFactory):
             raise ValueError(
                 f"`parameters` must be SkellamParameters. Found {parameters!r}."
             )
-        return SkellamShares(
-            parameters.central_scale, low=bounds.low, high=bounds.high
-        )
+        return SkellamShares(parameters.central_scale, low=bounds.low, high=bounds.high)

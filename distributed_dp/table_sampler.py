@@ -166,7 +166,5 @@ def _complete_ties(
         is_current = tf.equal(tf.constant(np.arange(num_blocks)), current)
         return value, pending & ~is_current
 
-    value, _ = tf.while_loop(
-        has_ties, complete, (value, tf.reduce_any(tied, axis=1))
-    )
+    value, _ = tf.while_loop(has_ties, complete, (value, tf.reduce_any(tied, axis=1)))
     return value
