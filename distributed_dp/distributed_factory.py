@@ -75,7 +75,7 @@ class DistributedFactory(tff.aggregators.UnweightedAggregationFactory):
           diagnostics: Whether to measure norms, clipping and redraws.
 
         Raises:
-          ValueError: If parameters and scheme disagree.
+          ValueError: If parameters and scheme disagree, or the noise cannot be drawn.
         """
         if parameters.clients_per_round != scheme.clients_per_round:
             raise ValueError(
@@ -84,12 +84,19 @@ class DistributedFactory(tff.aggregators.UnweightedAggregationFactory):
             )
         self._parameters = parameters
         self._scheme = scheme
+        self._bounds = compute_cohort_bounds(scheme)
+        self._noise = self._build_noise(parameters, self._bounds)
         self._rotation = rotation
         self._noise_seeds = noise_seeds
         self._rotation_seed = rotation_seed
         self._server_noise_seed = server_noise_seed
         self._adaptive_clip = adaptive_clip
         self._diagnostics = diagnostics
+
+    @property
+    def noise(self) -> NoiseShares:
+        """The noise shares; they tell how much of the noise arrived clients carry."""
+        return self._noise
 
     @abc.abstractmethod
     def _build_noise(
@@ -109,18 +116,16 @@ class DistributedFactory(tff.aggregators.UnweightedAggregationFactory):
             of the rotated update.
         """
         layout = UpdateLayout(value_type, self._noise_seeds)
-        bounds = compute_cohort_bounds(self._scheme)
-        noise = self._build_noise(self._parameters, bounds)
         codec = Codec(
             parameters=self._parameters,
             rotation=build_rotation(self._rotation, layout.dim),
-            noise=noise,
+            noise=self._noise,
         )
         round_ops = _RoundOps(
             codec=codec,
             layout=layout,
             expected_clients=self._scheme.clients_per_round,
-            max_clients=bounds.high,
+            max_clients=self._bounds.high,
             adaptive_clip=self._adaptive_clip,
             diagnostics=self._diagnostics,
             rotation_seed=self._rotation_seed,

@@ -25,9 +25,19 @@ import tensorflow as tf
 
 from distributed_dp.discrete_gaussian import build_discrete_gaussian_sampler
 from distributed_dp.random_bits import fold_in
-from distributed_dp.skellam import build_skellam_sampler
+from distributed_dp.skellam import (
+    MAX_VARIANCE,
+    build_skellam_sampler,
+    compute_half_width,
+)
 
-SKELLAM_UNITS_PER_CLIENT = 4
+SKELLAM_UNITS_PER_CLIENT = (4, 2, 1)
+"""Units of variance per client of the largest cohort; the first whose tables fit."""
+
+SKELLAM_COHORT_RATIO = 4
+"""Shares are scaled for cohorts down to this fraction of the largest."""
+
+MAX_TABLE_ENTRIES = 1 << 21
 
 
 class NoiseShares(abc.ABC):
@@ -121,10 +131,10 @@ class SkellamShares(NoiseShares):
     """Shares of a Skellam of standard deviation `central_scale`."""
 
     def __init__(self, central_scale: float, *, low: int, high: int):
-        super().__init__(low, high)
-        per_client = 1 if low == high else SKELLAM_UNITS_PER_CLIENT
+        super().__init__(max(low, -(-high // SKELLAM_COHORT_RATIO)), high)
+        per_client = _choose_units(central_scale, self.low, high)
         self.num_units = per_client * high
-        self.max_units = self.num_units // low
+        self.max_units = self.num_units // self.low
         unit = Fraction(central_scale) ** 2 / self.num_units
         self.sampler = build_skellam_sampler(
             [units * unit for units in range(self.max_units + 1)]
@@ -157,6 +167,22 @@ class SkellamShares(NoiseShares):
 
     def _compute_units(self, joined: tf.Tensor) -> tf.Tensor:
         return tf.constant(self.num_units, tf.int64) // self._clamp(joined)
+
+
+def _choose_units(central_scale: float, low: int, high: int) -> int:
+    """Returns the finest division whose tables fit; one unit a client when K is fixed."""
+    for per_client in (1,) if low == high else SKELLAM_UNITS_PER_CLIENT:
+        max_units = per_client * high // low
+        variance = central_scale**2 * max_units / (per_client * high)
+        if variance > MAX_VARIANCE:
+            continue
+        if (max_units + 1) * 2 * compute_half_width(variance) <= MAX_TABLE_ENTRIES:
+            return per_client
+    raise ValueError(
+        "`central_scale` must be small enough for the Skellam sampler's tables; use "
+        f"fewer bits or a larger cohort. Found {central_scale!r} for {low} to {high} "
+        "clients."
+    )
 
 
 def _sum_draws(

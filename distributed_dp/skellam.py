@@ -8,9 +8,8 @@ exactly.
 The whole law is one alias table with 64-bit first words. Distance to the exact law per
 draw (`SAMPLER_TOTAL_VARIATION` = 2**-60):
   * table rounding 2**-(64 - 20 + 64) = 2**-108;
-  * mass outside: the table reaches at least L = 9.7 sqrt(v) + v-free slack with the
-    Chernoff bound P[|Z| >= L] <= 2 exp(v (cosh t - 1) - t L), t = arcsinh(L / v); the
-    builder widens the table until this is below 2**-62.
+  * mass outside the table, |Z| >= L: at most 2 exp(v (cosh t - 1) - t L) with t =
+    arcsinh(L / v) (Chernoff); the table is widened until this is below 2**-62.
 """
 
 from __future__ import annotations
@@ -100,13 +99,13 @@ def sample_skellam(variance: float, shape: Sequence[int], seed: tf.Tensor) -> tf
 
 @functools.lru_cache(maxsize=16)
 def _build_sampler(variances: tuple[Fraction, ...]) -> SkellamSampler:
-    half_width = _compute_half_width(float(max(variances)))
+    half_width = compute_half_width(float(max(variances)))
     rows = [compute_skellam_weights(variance, half_width) for variance in variances]
     return SkellamSampler(variances, build_alias_table(rows, word_bits=64))
 
 
-def _compute_half_width(variance: float) -> int:
-    """Least power of two whose outside has mass below 2**-_TAIL_BITS."""
+def compute_half_width(variance: float) -> int:
+    """Returns the least power of two beyond which the mass is below 2**-62."""
     half_width = 8
     while variance > 0:
         tilt = math.asinh(half_width / variance)

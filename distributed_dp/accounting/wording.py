@@ -97,7 +97,7 @@ def list_assumptions(
 ) -> tuple[str, ...]:
     """Returns what the analyst's epsilon rests on."""
     lines = [
-        "the analyst does not know who took part in a round",
+        "the analyst knows neither who took part in a round nor any share of the noise",
         "the sum is divided by the expected cohort size "
         f"{scheme.clients_per_round}, never by a count",
     ]
