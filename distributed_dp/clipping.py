@@ -32,6 +32,6 @@ def clip_by_l2_norm(
     """
     norm = compute_l2_norm(x)
     limit = tf.cast(l2_clip, tf.float64)
-    factor = tf.cast(limit / tf.maximum(norm, limit), tf.float32)
-    clipped = tf.where(tf.math.is_finite(norm), x * factor, tf.zeros_like(x))
-    return clipped, norm
+    factor = tf.where(tf.math.is_finite(norm), limit / tf.maximum(norm, limit), 0.0)
+    # A factor of 0 gives 0, also times NaN or infinity.
+    return tf.math.multiply_no_nan(x, tf.cast(factor, tf.float32)), norm

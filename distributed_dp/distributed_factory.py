@@ -259,14 +259,18 @@ class _RoundOps:
         """Released quantities, then diagnostics if they are on."""
         parameters = self.codec.parameters
         ratio = state["l2_clip"] / parameters.l2_clip
-        largest = tf.reduce_max(tf.abs(tf.cast(centered, tf.float32)))
+        half_modulus = 2.0 ** (self.bits - 1)
+        sizes = tf.abs(tf.cast(centered, tf.float32)) / half_modulus
+        spread = tf.sqrt(tf.reduce_mean(tf.square(sizes)))
         measured = collections.OrderedDict(
             l2_clip=state["l2_clip"],
             granularity=ratio * parameters.granularity,
             local_stddev=ratio * parameters.local_stddev,
             bits=tf.constant(self.bits, tf.int32),
             bits_per_client=tf.constant(self.bits * self.sent_dim, tf.int64),
-            max_sum_over_half_modulus=largest / 2.0 ** (self.bits - 1),
+            max_sum_over_half_modulus=tf.reduce_max(sizes),
+            # Of a Gaussian with the sum's spread, the part beyond half the modulus.
+            wraparound_estimate=tf.math.erfc(1.0 / (math.sqrt(2.0) * spread)),
         )
         if self._diagnostics:
             arrived = tf.cast(counts["arrived"], tf.float32)

@@ -37,7 +37,7 @@ SKELLAM_UNITS_PER_CLIENT = (4, 2, 1)
 SKELLAM_COHORT_RATIO = 4
 """Shares are scaled for cohorts down to this fraction of the largest."""
 
-MAX_TABLE_ENTRIES = 1 << 21
+MAX_TABLE_ENTRIES = 1 << 20
 
 
 class NoiseShares(abc.ABC):

@@ -105,7 +105,9 @@ def _lookup(
         outcome, tie = _lookup_one(
             table, packed, low, words[index], tie_words and tie_words[index]
         )
-        term = tf.cast(outcome, unsigned) * tf.constant(stride, unsigned)
+        term = outcome if outcome.dtype == unsigned else tf.cast(outcome, unsigned)
+        if stride != 1:
+            term = term * tf.constant(stride, unsigned)
         total = term if total is None else total + term
         tied = tie if tied is None else tied | tie
     offset = sum(t.offset * stride for t, stride in zip(tables, strides, strict=True))
@@ -120,21 +122,21 @@ def _lookup_one(
     word: tf.Tensor,
     tie_word: tf.Tensor | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    unsigned = word.dtype
-    shift = tf.constant(table.index_bits, unsigned)
-    mask = tf.constant(table.num_columns - 1, unsigned)
-    column = word & mask
-    position = tf.cast(tf.bitcast(word, packed.dtype), tf.int64) & tf.constant(
-        table.num_columns - 1, tf.int64
-    )
-    entry = tf.bitcast(tf.gather(packed, position), unsigned)
-    leading = tf.bitwise.right_shift(word, shift)
-    threshold = tf.bitwise.right_shift(entry, shift)
-    keep, tie = leading < threshold, tf.equal(leading, threshold)
+    """Outcomes (columns) of one table.
+
+    `word` and an entry both hold leading bits above the lowest `index_bits`. With the
+    low bits of the word set, it is less than the entry exactly if its leading bits are
+    less than the threshold's.
+    """
+    mask = tf.constant(table.num_columns - 1, word.dtype)
+    position = tf.bitcast(word & mask, packed.dtype)
+    entry = tf.bitcast(tf.gather(packed, position), word.dtype)
+    keep = (word | mask) < entry
+    tie = tf.bitwise.bitwise_xor(word, entry) <= mask
     if tie_word is not None:
         rest = tf.bitcast(tf.gather(low, position), tf.uint64)
-        keep = keep | (tie & (tie_word < rest))
-    return tf.where(keep, column, entry & mask), tie
+        keep = tf.where(tie, tie_word < rest, keep)
+    return tf.where(keep, word, entry) & mask, tie
 
 
 def _complete_ties(
