@@ -10,12 +10,14 @@ import numpy as np
 import tensorflow_federated as tff
 from scipy import stats
 
-from distributed_dp import accounting, rotation
+from distributed_dp import accounting
+from distributed_dp.adaptive_clip import AdaptiveClip, build_adaptive_clip
 from distributed_dp.central_gaussian_factory import CentralGaussianFactory
 from distributed_dp.ddgauss_factory import DDGaussFactory
 from distributed_dp.no_privacy_factory import NoPrivacyFactory
-from distributed_dp.noise_seeds import NoiseSeeds
+from distributed_dp.rotation import RotationKind, build_rotation
 from distributed_dp.skellam_factory import DistributedSkellamFactory
+from distributed_dp.update_layout import NoiseSeeds
 from scripts.training_config import TrainingConfig
 from simulation import ledger, seeds, table
 
@@ -24,6 +26,8 @@ REFERENCE_DELTA = 1e-5
 SEEDED_NOTE = "this run has a root seed: whoever knows it can remove the noise"
 # How unlikely an event must be to leave it out of the server's view before the run.
 _RARE = 1e-9
+_FLOAT_BITS = 32
+_DISTRIBUTED = (accounting.DDGaussParameters, accounting.SkellamParameters)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,10 +42,10 @@ class MechanismPlan:
         bounds: The cohort sizes that shares are scaled for.
         epsilon: The budget; inf for no privacy.
         delta: The delta of the budget.
-        accounting: The standing of the bound.
+        standing: Whether the bound is proven or as published.
         bound: The bound of Poisson amplification, or None for the default.
         accountant: The accountant.
-        quantile_noise_multiplier: Of adaptive clipping, or None.
+        adaptive_clip: Adaptive clipping, or None.
         factory: The aggregation factory, for values with carried seeds.
         bits_per_client: Bits that a client sends in a round.
         reproducible: Whether the run has a root seed.
@@ -54,10 +58,10 @@ class MechanismPlan:
     bounds: accounting.CohortBounds
     epsilon: float
     delta: float
-    accounting: accounting.Accounting
+    standing: accounting.Accounting
     bound: accounting.AmplificationBound | None
     accountant: accounting.Accountant
-    quantile_noise_multiplier: float | None
+    adaptive_clip: AdaptiveClip | None
     factory: tff.aggregators.UnweightedAggregationFactory
     bits_per_client: int
     reproducible: bool
@@ -65,7 +69,7 @@ class MechanismPlan:
     @property
     def is_distributed(self) -> bool:
         """Whether clients add the noise."""
-        return isinstance(self.parameters, accounting.DistributedParameters)
+        return isinstance(self.parameters, _DISTRIBUTED)
 
     def compute_statement(
         self, num_rounds: int, *, delta: float | None = None
@@ -78,9 +82,9 @@ class MechanismPlan:
             self.scheme,
             num_rounds=num_rounds,
             delta=self.delta if delta is None else delta,
-            accounting=self.accounting,
+            accounting=self.standing,
             bound=self.bound,
-            quantile_noise_multiplier=self.quantile_noise_multiplier,
+            **_read_quantile(self.adaptive_clip),
             accountant=self.accountant,
         )
         return self._note_seed(statement)
@@ -100,7 +104,7 @@ class MechanismPlan:
         None where the server sees the sum without noise, or nothing was released.
         """
         rounds = state.most_rounds_joined
-        if not self.is_distributed or rounds == 0:
+        if not isinstance(self.parameters, _DISTRIBUTED) or rounds == 0:
             return None
         share, assumption = self._find_least_share(state, dropout_rate)
         statement = accounting.compute_server_privacy(
@@ -110,7 +114,7 @@ class MechanismPlan:
             delta=self.delta,
             num_clients=self.scheme.num_clients,
             max_shares=self.bounds.high,
-            quantile_noise_multiplier=self.quantile_noise_multiplier,
+            **_read_quantile(self.adaptive_clip),
         )
         if assumption is not None:
             statement = dataclasses.replace(
@@ -197,3 +201,145 @@ def build_plans(
             _build_plan(config, central, num_clients=num_clients, dim=dim, root=root)
         )
     return plans
+
+
+def _build_plan(
+    config: TrainingConfig,
+    kind: accounting.Mechanism | None,
+    *,
+    num_clients: int,
+    dim: int,
+    root: seeds.RootSeed,
+) -> MechanismPlan:
+    scheme = accounting.CohortScheme(
+        config.sampling_kind, num_clients, config.clients_per_round
+    )
+    bounds = accounting.compute_cohort_bounds(scheme)
+    is_distributed = kind in _FACTORIES
+    adaptive_clip = None
+    if config.adaptive_clip and is_distributed:
+        adaptive_clip = build_adaptive_clip(
+            clients_per_round=config.clients_per_round,
+            max_clients=bounds.high,
+            noise_multiplier=config.quantile_noise_multiplier,
+            target_quantile=config.target_quantile,
+            learning_rate=config.clip_lr,
+        )
+    rotation = RotationKind(config.rotation)
+    padded_dim = build_rotation(rotation, dim).padded_dim if is_distributed else dim
+    delta = config.resolve_delta(num_clients)
+    accountant = (
+        accounting.Accountant.RDP if is_distributed else config.central_accountant_kind
+    )
+    parameters = None
+    if kind is not None:
+        parameters = accounting.calibrate(
+            kind,
+            scheme,
+            epsilon=config.epsilon,
+            delta=delta,
+            num_rounds=config.total_rounds,
+            l2_clip=config.clip,
+            bits=config.bits,
+            padded_dim=padded_dim,
+            beta=config.beta,
+            num_stddevs=config.num_stddevs,
+            accounting=config.accounting_kind,
+            bound=config.bound_kind,
+            accountant=accountant,
+            **_read_quantile(adaptive_clip),
+        )
+    return MechanismPlan(
+        name="none" if kind is None else kind.value,
+        title=_TITLES[kind].format(bits=config.bits),
+        parameters=parameters,
+        scheme=scheme,
+        bounds=bounds,
+        epsilon=math.inf if kind is None else config.epsilon,
+        delta=delta,
+        standing=config.accounting_kind,
+        bound=config.bound_kind,
+        accountant=accountant,
+        adaptive_clip=adaptive_clip,
+        factory=_build_factory(
+            parameters, scheme, rotation, adaptive_clip, config.keeps_diagnostics, root
+        ),
+        bits_per_client=_count_bits(config, is_distributed, padded_dim, adaptive_clip),
+        reproducible=root.reproducible,
+    )
+
+
+_FACTORIES = {
+    accounting.Mechanism.DDGAUSS: DDGaussFactory,
+    accounting.Mechanism.SKELLAM: DistributedSkellamFactory,
+}
+_TITLES = {
+    accounting.Mechanism.DDGAUSS: "distributed discrete Gaussian, {bits} bits",
+    accounting.Mechanism.SKELLAM: "distributed Skellam, {bits} bits",
+    accounting.Mechanism.GAUSSIAN: "central Gaussian",
+    None: "no privacy",
+}
+
+
+def _build_factory(
+    parameters: accounting.Parameters | None,
+    scheme: accounting.CohortScheme,
+    rotation: RotationKind,
+    adaptive_clip: AdaptiveClip | None,
+    diagnostics: bool,
+    root: seeds.RootSeed,
+) -> tff.aggregators.UnweightedAggregationFactory:
+    server_seed = _derive_pair(root, seeds.Purpose.SERVER_NOISE)
+    if parameters is None:
+        return NoPrivacyFactory(
+            scheme, noise_seeds=NoiseSeeds.CARRIED, diagnostics=diagnostics
+        )
+    if isinstance(parameters, accounting.GaussianParameters):
+        return CentralGaussianFactory(
+            parameters,
+            scheme,
+            noise_seeds=NoiseSeeds.CARRIED,
+            server_noise_seed=server_seed,
+            diagnostics=diagnostics,
+        )
+    return _FACTORIES[parameters.mechanism](
+        parameters,
+        scheme,
+        rotation=rotation,
+        noise_seeds=NoiseSeeds.CARRIED,
+        rotation_seed=_derive_pair(root, seeds.Purpose.ROTATION),
+        server_noise_seed=server_seed,
+        adaptive_clip=adaptive_clip,
+        diagnostics=diagnostics,
+    )
+
+
+def _derive_pair(
+    root: seeds.RootSeed, purpose: seeds.Purpose
+) -> tuple[int, int] | None:
+    """Returns a seed for the factory, None for the operating system's entropy."""
+    if not root.reproducible:
+        return None
+    first, second = seeds.derive_seed(root, purpose=purpose).tolist()
+    return first, second
+
+
+def _read_quantile(adaptive_clip: AdaptiveClip | None) -> dict[str, Any]:
+    if adaptive_clip is None:
+        return {}
+    return {
+        "quantile_noise_multiplier": adaptive_clip.noise_multiplier,
+        "quantile_contribution": adaptive_clip.contribution,
+    }
+
+
+def _count_bits(
+    config: TrainingConfig,
+    is_distributed: bool,
+    padded_dim: int,
+    adaptive_clip: AdaptiveClip | None,
+) -> int:
+    """Returns the bits that a client sends in a round; floats have 32."""
+    if not is_distributed:
+        return _FLOAT_BITS * padded_dim
+    return config.bits * (padded_dim + (adaptive_clip is not None))

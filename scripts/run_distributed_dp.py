@@ -139,13 +139,17 @@ def define_flags() -> None:
         flags.declare_key_flag(name)
 
 
-def main() -> int:
+def main() -> None:
     """Runs the program on the flags."""
-    from scripts import distributed_training
+    from scripts.training_config import TrainingConfig
 
     with process.user_input():
-        config = run_flags.build_config(distributed_training.Config)
-    return distributed_training.run(config)
+        config = run_flags.build_config(TrainingConfig)
+    # After the flags were checked: TensorFlow and TFF take seconds to import.
+    process.import_quietly("tensorflow_federated")
+    from scripts import distributed_training
+
+    distributed_training.run(config)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,9 @@ def set_execution_context(
 
     Args:
         engine: The engine.
-        max_concurrent_clients: How many clients work at the same time, None for no
-            limit but the cores.
+        max_concurrent_clients: How many clients work at the same time, None for as
+            many as there are cores. TFF's worker keeps a session for each, which
+            it sets up anew for every cohort size: more only cost.
 
     Returns:
         What was set.
@@ -80,7 +81,7 @@ def set_execution_context(
             f"Found {max_concurrent_clients!r}."
         )
     _leave_gpus_alone()
-    factory = _WorkerExecutorFactory(max_concurrent_clients)
+    factory = _WorkerExecutorFactory(max_concurrent_clients or os.cpu_count() or 1)
     tff.framework.set_default_context(
         tff.framework.SyncExecutionContext(
             factory,
@@ -117,13 +118,13 @@ def _compile(computation: tff.Computation) -> tff.Computation:
 class _WorkerExecutorFactory(tff.framework.ExecutorFactory):
     """Executors in one helper process, at most `_KEPT_EXECUTORS` at a time."""
 
-    def __init__(self, max_concurrent_clients: int | None) -> None:
+    def __init__(self, max_concurrent_clients: int) -> None:
         port = _find_free_port()
         self._worker = process.start_child(
             [
                 str(_WORKER),
                 f"--port={port}",
-                f"--max_concurrent_computation_calls={max_concurrent_clients or -1}",
+                f"--max_concurrent_computation_calls={max_concurrent_clients}",
             ],
             # Only its errors are for the user.
             environment={"TF_CPP_MIN_LOG_LEVEL": "2"},

@@ -255,6 +255,6 @@ def _read_carried(
 
 def _draw_entropy() -> tf.Tensor:
     """Draws an int32[2] seed from the operating system's entropy, at every call."""
-    return tf.random.uniform(
-        [2], minval=tf.int32.min, maxval=tf.int32.max, dtype="int32"
+    return tf.raw_ops.NonDeterministicInts(
+        shape=tf.constant([2], tf.int64), dtype=tf.int32
     )

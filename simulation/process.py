@@ -58,17 +58,23 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def user_input(*errors: type[Exception]) -> Iterator[None]:
+def user_errors(*errors: type[Exception]) -> Iterator[None]:
+    """Turns the errors named into UserError inside the block."""
+    try:
+        yield
+    except errors as error:
+        raise UserError(str(error)) from error
+
+
+def user_input(
+    *errors: type[Exception],
+) -> contextlib.AbstractContextManager[None]:
     """Turns ValueError, and the errors named, into UserError inside the block.
 
     For the part of a program that reads and checks what the user gave. A ValueError
     that arises later is a defect and keeps its traceback.
     """
-    kinds: tuple[type[Exception], ...] = (ValueError, *errors)
-    try:
-        yield
-    except kinds as error:
-        raise UserError(str(error)) from error
+    return user_errors(ValueError, *errors)
 
 
 def run_program(

@@ -1,0 +1,235 @@
+"""One run of run_distributed_dp: from a configuration to a run folder."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow_federated as tff
+
+from distributed_dp import accounting
+from scripts import flags, report
+from scripts.mechanism_plan import MechanismPlan, build_plans
+from scripts.training_config import TrainingConfig
+from simulation import (
+    checkpoint,
+    cohort,
+    execution,
+    learning,
+    ledger,
+    plot,
+    process,
+    run_folder,
+    seeds,
+    training,
+)
+from simulation.model import Model
+from simulation.tasks import load_task
+from simulation.tasks.task import Task
+
+_PROGRAM = "run_distributed_dp"
+_RESULTS_NAME = "results.json"
+_PLOT_NAME = "plot.png"
+_ENTROPY = "from the operating system"
+_USER_ERRORS = (
+    checkpoint.CheckpointError,
+    execution.EngineError,
+    ledger.LedgerError,
+    run_folder.RunFolderError,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOutcome:
+    """What a run left.
+
+    Attributes:
+        folder: Its folder.
+        results: The result of each mechanism, by name.
+    """
+
+    folder: pathlib.Path
+    results: Mapping[str, training.TrainingResult]
+
+
+def run(config: TrainingConfig) -> RunOutcome:
+    """Trains as configured, prints what it does, and writes the run folder.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    started = time.monotonic()
+    # Everything that can be wrong is found before the first file is written.
+    with process.user_input(*_USER_ERRORS):
+        root = seeds.build_root_seed(config.seed)
+        task = load_task(config.task)
+        model = task.build_model(config.model)
+        plans = build_plans(
+            config, num_clients=task.num_clients, dim=model.num_parameters, root=root
+        )
+        settings = _describe_settings(config, task, model, plans, root)
+        path = _choose_folder(config, settings)
+        engine = execution.set_execution_context(execution.Engine(config.engine))
+        cohorts = _build_cohorts(task, plans[0].scheme, root)
+        options = _build_options(config)
+    print(
+        report.describe_run(
+            config, task, model, plans, engine=engine, root=root, folder=path
+        ),
+        flush=True,
+    )
+    with process.user_errors(*_USER_ERRORS):
+        with run_folder.open_run_folder(path, settings) as folder:
+            if folder.resumed:
+                print("This folder holds a run with the same flags: going on.")
+            results = {}
+            for index, plan in enumerate(plans):
+                results[plan.name] = training.run_training(
+                    training.Training(
+                        label=plan.name,
+                        learning_process=_build_process(config, model, plan, root),
+                        model=model,
+                        task=task,
+                        cohorts=cohorts,
+                        root=root,
+                        privacy=_build_terms(plan),
+                        options=options,
+                    ),
+                    path if index == 0 else path / plan.name,
+                )
+            files = _write_results(config, task, path, plans, results)
+    print()
+    print(
+        report.describe_results(
+            task,
+            results,
+            plans,
+            dropout_rate=config.dropout_rate,
+            files=files,
+            seconds=time.monotonic() - started,
+        ),
+        flush=True,
+    )
+    return RunOutcome(folder=path, results=results)
+
+
+def _build_process(
+    config: TrainingConfig, model: Model, plan: MechanismPlan, root: seeds.RootSeed
+) -> tff.learning.templates.LearningProcess:
+    return learning.build_federated_averaging(
+        model,
+        plan.factory,
+        client_optimizer=tff.learning.optimizers.build_sgdm(config.client_lr),
+        server_optimizer=tff.learning.optimizers.build_sgdm(
+            config.server_lr, momentum=config.server_momentum or None
+        ),
+        initial_weights=training.build_initial_weights(model, root),
+        measure_clients=config.keeps_diagnostics,
+    )
+
+
+def _build_cohorts(
+    task: Task, scheme: accounting.CohortScheme, root: seeds.RootSeed
+) -> cohort.CohortSampler:
+    client_ids = task.train.client_ids
+    if scheme.sampling is accounting.Sampling.POISSON:
+        return cohort.PoissonCohort(
+            client_ids=client_ids, sampling_rate=scheme.sampling_rate, root=root
+        )
+    return cohort.FixedCohort(
+        client_ids=client_ids, clients_per_round=scheme.clients_per_round, root=root
+    )
+
+
+def _build_options(config: TrainingConfig) -> training.TrainingOptions:
+    return training.TrainingOptions(
+        total_rounds=config.total_rounds,
+        batch_size=config.batch_size,
+        client_epochs=config.client_epochs,
+        dropout_rate=config.dropout_rate,
+        eval_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+        diagnostics=config.keeps_diagnostics,
+    )
+
+
+def _build_terms(plan: MechanismPlan) -> training.PrivacyTerms:
+    return training.PrivacyTerms(
+        compute_epsilon=plan.compute_epsilon,
+        budget=None if plan.parameters is None else plan.epsilon,
+        describe=plan.describe_columns,
+    )
+
+
+def _describe_settings(
+    config: TrainingConfig,
+    task: Task,
+    model: Model,
+    plans: Sequence[MechanismPlan],
+    root: seeds.RootSeed,
+) -> dict[str, Any]:
+    """Returns the content of config.json: all that decides the result."""
+    resolved = {
+        "model": model.name,
+        "delta": config.resolve_delta(task.num_clients),
+        "central_accountant": config.central_accountant_kind.value,
+    }
+    return {
+        "program": _PROGRAM,
+        "flags": {**config.to_dict(), **resolved},
+        "seed": config.seed if root.reproducible else _ENTROPY,
+        "reproducible": root.reproducible,
+        "mechanisms": {
+            plan.name: None
+            if plan.parameters is None
+            else dataclasses.asdict(plan.parameters)
+            for plan in plans
+        },
+        "versions": flags.read_versions(),
+    }
+
+
+def _choose_folder(config: TrainingConfig, settings: Mapping[str, Any]) -> pathlib.Path:
+    """Returns the folder named by the flags, or one whose name follows from them.
+
+    In the latter case a finished run is left alone: the next free number is taken.
+    """
+    root = pathlib.Path(config.output_root)
+    if config.experiment is not None:
+        return root / config.experiment
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    name = f"{config.task}-{config.mechanism}-{digest[:8]}"
+    path, number = root / name, 1
+    while (path / _RESULTS_NAME).exists():
+        number += 1
+        path = root / f"{name}-{number}"
+    return path
+
+
+def _write_results(
+    config: TrainingConfig,
+    task: Task,
+    path: pathlib.Path,
+    plans: Sequence[MechanismPlan],
+    results: Mapping[str, training.TrainingResult],
+) -> list[pathlib.Path]:
+    """Writes results.json and the plot. Returns what to show of the folder."""
+    files = [path / run_folder.CONFIG_NAME, path / training.METRICS_NAME]
+    files += [path / plan.name / training.METRICS_NAME for plan in plans[1:]]
+    if config.keeps_diagnostics:
+        plot.save_training_plot(
+            path / _PLOT_NAME,
+            {plan.title: results[plan.name].metrics for plan in plans},
+            metric=task.metric,
+            title=f"{task.name}, {plans[0].scheme.clients_per_round} clients a round",
+        )
+        files.append(path / _PLOT_NAME)
+    # Last: it marks the run as finished.
+    summary = report.summarize_results(
+        task, results, plans, dropout_rate=config.dropout_rate
+    )
+    run_folder.write_json(path / _RESULTS_NAME, summary)
+    return [*files, path / _RESULTS_NAME, path / "tensorboard"]

@@ -1,0 +1,216 @@
+"""What a training prints: its first lines, and its last."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from distributed_dp import accounting
+from scripts.mechanism_plan import REFERENCE_DELTA, MechanismPlan
+from scripts.training_config import TrainingConfig
+from simulation import execution, seeds, training
+from simulation.model import Model
+from simulation.tasks.task import Task
+
+_WIDTH = 12
+_NO_SERVER_PRIVACY = (
+    "Privacy, the server itself: none (epsilon = inf). It sees the exact sum of the "
+    "clipped updates before it adds the noise"
+)
+
+
+def describe_run(
+    config: TrainingConfig,
+    task: Task,
+    model: Model,
+    plans: Sequence[MechanismPlan],
+    *,
+    engine: execution.Execution,
+    root: seeds.RootSeed,
+    folder: pathlib.Path,
+) -> str:
+    """Returns the first lines: what the run will do."""
+    scheme = plans[0].scheme
+    cohort = f"{scheme.clients_per_round} a round, {scheme.sampling.value} sampling"
+    lines = {
+        "task": f"{task.name}: {task.description}",
+        "users": f"{task.num_clients:,}; {cohort} (q = {scheme.sampling_rate:.4g}); "
+        f"{config.total_rounds} rounds",
+        "model": f"{model.name}, {model.num_parameters:,} parameters",
+        "clients": f"SGD at {config.client_lr:g}, batch {config.batch_size}, "
+        f"{config.client_epochs} local epoch(s)",
+        "server": f"SGD at {config.server_lr:g}, momentum {config.server_momentum:g}",
+    }
+    for index, plan in enumerate(plans):
+        lines["mechanism" if index == 0 else "beside it"] = _describe_mechanism(plan)
+    if config.dropout_rate:
+        lines["dropout"] = f"{config.dropout_rate:g} of a cohort never report"
+    if not config.keeps_diagnostics:
+        lines["diagnostics"] = "off: neither measured nor written, no test accuracy"
+    lines["engine"] = f"{engine.engine.value} on {engine.device}"
+    lines["secrecy"] = "simulated: secure sums are plain sums, no cryptography is run"
+    lines["randomness"] = root.description
+    lines["output"] = str(folder)
+    return _format_lines(lines)
+
+
+def describe_results(
+    task: Task,
+    results: Mapping[str, training.TrainingResult],
+    plans: Sequence[MechanismPlan],
+    *,
+    dropout_rate: float,
+    files: Sequence[pathlib.Path],
+    seconds: float,
+) -> str:
+    """Returns the last lines: what came out, what it cost, and where it lies."""
+    blocks = [_format_results(task, results, plans)]
+    for plan in plans:
+        blocks.append(_describe_privacy(plan, results[plan.name], dropout_rate))
+    lines = {
+        "wall time": f"{seconds:.1f} s",
+        "files": "\n".join(str(file) for file in files),
+    }
+    return "\n\n".join([*blocks, _format_lines(lines)])
+
+
+def summarize_results(
+    task: Task,
+    results: Mapping[str, training.TrainingResult],
+    plans: Sequence[MechanismPlan],
+    *,
+    dropout_rate: float,
+) -> dict[str, object]:
+    """Returns the same as JSON values, for results.json."""
+    summary: dict[str, object] = {"task": task.name, "metric": task.metric}
+    for plan in plans:
+        result = results[plan.name]
+        state = result.ledger_state
+        server = plan.compute_server_statement(state, dropout_rate=dropout_rate)
+        summary[plan.name] = {
+            "title": plan.title,
+            "test": None if result.final is None else dict(result.final),
+            "rounds_completed": state.rounds_completed,
+            "rounds_spent": state.rounds_spent,
+            "stopped": result.stopped,
+            "bits_per_client": plan.bits_per_client,
+            "privacy": [
+                statement.to_dict() for statement in _compute_statements(plan, result)
+            ],
+            "server_privacy": None if server is None else server.to_dict(),
+        }
+    return summary
+
+
+def _describe_mechanism(plan: MechanismPlan) -> str:
+    parameters = plan.parameters
+    if parameters is None:
+        return f"{plan.title}, updates are not clipped"
+    parts = [
+        f"{plan.title}: epsilon <= {plan.epsilon:g} at delta = {plan.delta:.4g} "
+        f"({plan.standing.value}, {plan.accountant.value.upper()}); clip "
+        f"{parameters.l2_clip:g}{' (adaptive)' if plan.adaptive_clip else ''}, noise "
+        f"multiplier {parameters.noise_multiplier:.4f}, standard deviation of the sum "
+        f"{parameters.central_stddev:.4g}"
+    ]
+    if isinstance(parameters, accounting.DistributedParameters):
+        parts.append(
+            f"; shares of {parameters.local_stddev:.4g} at "
+            f"{parameters.clients_per_round} clients, granularity "
+            f"{parameters.granularity:.4g}, {parameters.padded_dim:,} coordinates"
+        )
+    return "".join(parts)
+
+
+def _format_results(
+    task: Task,
+    results: Mapping[str, training.TrainingResult],
+    plans: Sequence[MechanismPlan],
+) -> str:
+    rows = [
+        (
+            "mechanism",
+            f"test {task.metric}",
+            "test loss",
+            "epsilon",
+            "rounds",
+            "bits/client/round",
+            "seconds",
+        )
+    ]
+    for plan in plans:
+        result = results[plan.name]
+        final = result.final
+        state = result.ledger_state
+        rows.append(
+            (
+                plan.title,
+                "-" if final is None else f"{final[task.metric]:.4f}",
+                "-" if final is None else f"{final['loss']:.4f}",
+                f"{plan.compute_epsilon(state.rounds_spent):.4g}",
+                str(state.rounds_completed),
+                f"{plan.bits_per_client:,}",
+                f"{result.seconds:.1f}",
+            )
+        )
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            field.ljust(width) if index == 0 else field.rjust(width)
+            for index, (field, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    for plan in plans:
+        result = results[plan.name]
+        if result.stopped is not None:
+            lines.append(f"{plan.title} stopped early: {result.stopped}")
+        if result.ledger_state.rounds_lost:
+            lines.append(
+                f"{plan.title}: {result.ledger_state.rounds_lost} rounds were lost in "
+                "a crash, repeated with fresh noise, and counted twice"
+            )
+    return "\n".join(lines)
+
+
+def _describe_privacy(
+    plan: MechanismPlan, result: training.TrainingResult, dropout_rate: float
+) -> str:
+    statements = _compute_statements(plan, result)
+    if not statements:
+        return f"{plan.title}: epsilon = inf"
+    blocks = [str(statements[0])]
+    for other in statements[1:]:
+        blocks.append(
+            f"  the same at delta = {other.delta:g} (delta * N = "
+            f"{other.delta * other.num_clients:.3g}): epsilon = {other.epsilon:.6g}"
+        )
+    state = result.ledger_state
+    server = plan.compute_server_statement(state, dropout_rate=dropout_rate)
+    if server is not None:
+        blocks.append(str(server))
+    elif not plan.is_distributed:
+        blocks.append(_NO_SERVER_PRIVACY)
+    return "\n".join(blocks)
+
+
+def _compute_statements(
+    plan: MechanismPlan, result: training.TrainingResult
+) -> list[accounting.PrivacyStatement]:
+    """Returns the analyst's view at the run's delta and at the reference delta."""
+    spent = result.ledger_state.rounds_spent
+    if plan.parameters is None or spent == 0:
+        return []
+    deltas = [plan.delta]
+    if not math.isclose(plan.delta, REFERENCE_DELTA):
+        deltas.append(REFERENCE_DELTA)
+    statements = [plan.compute_statement(spent, delta=delta) for delta in deltas]
+    return [statement for statement in statements if statement is not None]
+
+
+def _format_lines(lines: Mapping[str, str]) -> str:
+    rows = []
+    for name, text in lines.items():
+        first, *rest = text.split("\n")
+        rows.append(f"{name:<{_WIDTH}}{first}")
+        rows.extend(" " * _WIDTH + line for line in rest)
+    return "\n".join(rows)
