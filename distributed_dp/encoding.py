@@ -18,6 +18,7 @@ from distributed_dp.noise import NoiseShares
 from distributed_dp.random_bits import split_seed
 from distributed_dp.rotation import Rotation
 from distributed_dp.rounding import round_conditionally
+from distributed_dp.xla import compile_piece
 
 _MAX_INTEGER = 2.0**31
 
@@ -124,22 +125,21 @@ class Codec:
           The residues and this client's measurements.
         """
         rounding_seed, share_seed = split_seed(noise_seed, 2)
-        clipped, norm = clip_by_l2_norm(x, l2_clip)
+        clipped, norm = compile_piece(clip_by_l2_norm)(x, tf.cast(l2_clip, tf.float32))
         rotated = self.rotation.rotate(clipped, rotation_seed)
-        scaled = self._scale(rotated, l2_clip)
+        scaled = compile_piece(self._scale)(rotated, tf.cast(l2_clip, tf.float32))
         rounded = round_conditionally(
             scaled, self.parameters.max_squared_norm, rounding_seed
         )
         share = self.noise.sample_share(
             self.rotation.padded_dim, share_seed, tf.cast(joined, tf.int64)
         )
-        integers = tf.bitcast(tf.cast(rounded.values, tf.int32), tf.uint32)
-        noisy = integers + tf.bitcast(share, tf.uint32)
+        residues = compile_piece(self._add_share)(rounded.values, share)
         norm, limit = tf.squeeze(norm, -1), tf.cast(l2_clip, tf.float64)
         is_finite = tf.math.is_finite(norm)
         step = limit / self.parameters.scaled_l2_clip
         return EncodedUpdate(
-            residues=wrap(noisy, self.parameters.bits),
+            residues=residues,
             norm=tf.cast(tf.where(is_finite, norm, tf.zeros_like(norm)), tf.float32),
             is_clipped=tf.cast(is_finite & (norm > limit), tf.float32),
             is_finite=tf.cast(is_finite, tf.float32),
@@ -167,6 +167,10 @@ class Codec:
         step = tf.cast(l2_clip, tf.float64) / self.parameters.scaled_l2_clip
         centered = tf.cast(center(total, self.parameters.bits), tf.float64) * step
         return self.rotation.unrotate(tf.cast(centered, tf.float32), rotation_seed)
+
+    def _add_share(self, rounded: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+        integers = tf.bitcast(tf.cast(rounded, tf.int32), tf.uint32)
+        return wrap(integers + tf.bitcast(share, tf.uint32), self.parameters.bits)
 
     def _scale(self, rotated: tf.Tensor, l2_clip: tf.Tensor | float) -> tf.Tensor:
         """Multiplies by 1 / granularity and clips what float32 rotation added."""

@@ -170,7 +170,7 @@ class SkellamShares(NoiseShares):
 
 
 def _choose_units(central_scale: float, low: int, high: int) -> int:
-    """Returns the finest division whose tables fit; one unit a client when K is fixed."""
+    """Returns the finest division whose tables fit; 1 where K is fixed."""
     for per_client in (1,) if low == high else SKELLAM_UNITS_PER_CLIENT:
         max_units = per_client * high // low
         variance = central_scale**2 * max_units / (per_client * high)

@@ -43,10 +43,15 @@ def draw_uint32(seed: tf.Tensor, num: int) -> tf.Tensor:
     return words if num % 2 == 0 else words[:num]
 
 
+def to_uniform(words: tf.Tensor) -> tf.Tensor:
+    """Maps uniform uint32 words to float32 multiples of 2**-24, uniform in [0, 1)."""
+    leading = tf.bitwise.right_shift(words, tf.constant(8, tf.uint32))
+    return tf.cast(leading, tf.float32) * tf.constant(2.0**-24)
+
+
 def draw_uniform(seed: tf.Tensor, num: int) -> tf.Tensor:
     """Returns [num] float32 multiples of 2**-24, uniform in [0, 1)."""
-    words = tf.bitwise.right_shift(draw_uint32(seed, num), tf.constant(8, tf.uint32))
-    return tf.cast(words, tf.float32) * tf.constant(2.0**-24)
+    return to_uniform(draw_uint32(seed, num))
 
 
 def draw_sign_masks(seed: tf.Tensor, num: int) -> tf.Tensor:

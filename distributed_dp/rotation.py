@@ -16,6 +16,7 @@ import scipy.linalg
 import tensorflow as tf
 
 from distributed_dp.random_bits import draw_sign_masks, draw_uint32, draw_uniform
+from distributed_dp.xla import compile_piece
 
 
 class RotationKind(enum.Enum):
@@ -165,9 +166,12 @@ class _HadamardRotation(Rotation):
         return self._flip_signs(self._apply(self._factors, y), seed)
 
     def _flip_signs(self, x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        masks = draw_sign_masks(seed, self._padded_dim)
-        flipped = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.uint32), masks)
-        return tf.bitcast(flipped, tf.float32)
+        def flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+            masks = draw_sign_masks(seed, self._padded_dim)
+            flipped = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.uint32), masks)
+            return tf.bitcast(flipped, tf.float32)
+
+        return compile_piece(flip)(x, seed)
 
     def _apply(self, factors: list[np.ndarray], x: tf.Tensor) -> tf.Tensor:
         shape = x.shape

@@ -10,7 +10,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from distributed_dp.random_bits import draw_uniform, fold_in
+from distributed_dp.random_bits import draw_uint32, fold_in, to_uniform
+from distributed_dp.xla import compile_piece
 
 MAX_TRIES = 64
 """Draws before the fallback. Each is accepted with probability >= 1 - beta."""
@@ -45,9 +46,7 @@ def round_randomly(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     Returns:
       [d] float32 integers.
     """
-    floor = tf.floor(x)
-    uniform = tf.reshape(draw_uniform(seed, x.shape.num_elements()), x.shape)
-    return floor + tf.cast(uniform < x - floor, tf.float32)
+    return _draw(x, seed)[0]
 
 
 def compute_squared_norm(y: tf.Tensor) -> tf.Tensor:
@@ -92,14 +91,11 @@ def round_conditionally(
         tries: tf.Tensor, values: tf.Tensor, squared_norm: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         del values, squared_norm
-        drawn = round_randomly(x, fold_in(seed, tries))
-        return tries + 1, drawn, compute_squared_norm(drawn)
+        return tries + 1, *_draw(x, fold_in(seed, tries))
 
-    first = round_randomly(x, fold_in(seed, tf.constant(0, tf.int64)))
+    first = _draw(x, fold_in(seed, tf.constant(0, tf.int64)))
     tries, values, squared_norm = tf.while_loop(
-        is_rejected,
-        redraw,
-        (tf.constant(1, tf.int64), first, compute_squared_norm(first)),
+        is_rejected, redraw, (tf.constant(1, tf.int64), *first)
     )
     rejected = squared_norm > limit
     values, squared_norm = tf.cond(
@@ -109,6 +105,18 @@ def round_conditionally(
     )
     num_redraws = tries - 1 + tf.cast(rejected, tf.int64)
     return RoundedVector(values, squared_norm, num_redraws)
+
+
+def _draw(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """One random rounding of x and its squared norm."""
+    words = compile_piece(lambda stream: draw_uint32(stream, x.shape[0]))(seed)
+
+    def round_up(x: tf.Tensor, words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        floor = tf.floor(x)
+        rounded = floor + tf.cast(to_uniform(words) < x - floor, tf.float32)
+        return rounded, compute_squared_norm(rounded)
+
+    return compile_piece(round_up)(x, words)
 
 
 def _round_toward_zero(x: tf.Tensor, limit: float) -> tuple[tf.Tensor, tf.Tensor]:

@@ -12,6 +12,7 @@ runs in host memory even where a GPU is present.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from distributed_dp.alias_table import AliasTable
 from distributed_dp.random_bits import draw_uint32, draw_uint64, fold_in, split_seed
+from distributed_dp.xla import compile_piece
 
 BLOCK = 1024
 """Draws that are completed together after a tie."""
@@ -50,15 +52,18 @@ def sample_tables(
     """
     num = math.prod(shape)
     block = min(BLOCK, max(num, 1))
-    num_blocks = max(1, -(-num // block))
+    draw = _BlockDraw(
+        tables=tuple(tables),
+        strides=tuple(strides),
+        wide=wide,
+        num_blocks=max(1, -(-num // block)),
+        block=block,
+    )
     word_seed, tie_seed = split_seed(seed, 2)
     selected = [_select_row(table, row) for table in tables]
-    words = _draw_words(word_seed, tables, num_blocks * block)
-    words = [tf.reshape(word, [num_blocks, block]) for word in words]
-    value, tied = _lookup(tables, strides, selected, words, None, wide)
-    value = _complete_ties(
-        tables, strides, selected, words, value, tied, tie_seed, wide
-    )
+    words = compile_piece(draw.draw_words)(word_seed)
+    value, tied = compile_piece(draw.look_up)(words, selected)
+    value = draw.complete_ties(words, selected, value, tied, tie_seed)
     return tf.reshape(tf.reshape(value, [-1])[:num], shape)
 
 
@@ -68,57 +73,110 @@ def _select_row(table: AliasTable, row: tf.Tensor | int) -> tuple[tf.Tensor, tf.
     return tf.gather(packed, index), tf.gather(low, index)
 
 
-def _draw_words(
-    seed: tf.Tensor, tables: Sequence[AliasTable], num: int
-) -> list[tf.Tensor]:
-    """One unsigned word of the tables' width for each table and draw."""
-    if tables[0].word_bits == 64:
-        seeds = split_seed(seed, len(tables))
-        return [draw_uint64(table_seed, [num]) for table_seed in seeds]
-    if len(tables) == 1:
-        return [draw_uint32(seed, num)]
-    words: list[tf.Tensor] = []
-    for pair_seed in split_seed(seed, -(-len(tables) // 2)):
-        pair = draw_uint64(pair_seed, [num])
-        words.append(tf.cast(pair & tf.constant(0xFFFFFFFF, tf.uint64), tf.uint32))
-        high = tf.bitwise.right_shift(pair, tf.constant(32, tf.uint64))
-        words.append(tf.cast(high, tf.uint32))
-    return words[: len(tables)]
+Rows = Sequence[tuple[tf.Tensor, tf.Tensor]]
 
 
-def _lookup(
-    tables: Sequence[AliasTable],
-    strides: Sequence[int],
-    selected: Sequence[tuple[tf.Tensor, tf.Tensor]],
-    words: Sequence[tf.Tensor],
-    tie_words: Sequence[tf.Tensor] | None,
-    wide: bool,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Outcomes of the given words, and which draws tied in some table.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _BlockDraw:
+    """Draws of [num_blocks, block] outcomes from fixed tables.
 
-    With `tie_words` (uint64, one a table) ties are decided by the low threshold bits.
+    Random words are stored as drawn: uint64 words that serve a pair of tables of 32-bit
+    words, or one table of 64-bit words; for a single table of 32-bit words, uint32.
     """
-    unsigned = tf.uint64 if wide else tf.uint32
-    total, tied = None, None
-    for index, (table, stride) in enumerate(zip(tables, strides, strict=True)):
-        packed, low = selected[index]
-        outcome, tie = _lookup_one(
-            table, packed, low, words[index], tie_words and tie_words[index]
+
+    tables: tuple[AliasTable, ...]
+    strides: tuple[int, ...]
+    wide: bool
+    num_blocks: int
+    block: int
+
+    @property
+    def unsigned(self) -> tf.DType:
+        return tf.uint64 if self.wide else tf.uint32
+
+    def draw_words(self, seed: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the first words of all draws, each [num_blocks, block]."""
+        num, shape = self.num_blocks * self.block, [self.num_blocks, self.block]
+        tables_a_word = 64 // self.tables[0].word_bits
+        if len(self.tables) == 1 and tables_a_word == 2:
+            return [tf.reshape(draw_uint32(seed, num), shape)]
+        num_words = -(-len(self.tables) // tables_a_word)
+        return [draw_uint64(stream, shape) for stream in split_seed(seed, num_words)]
+
+    def look_up(self, words: Sequence[tf.Tensor], rows: Rows) -> Sequence[tf.Tensor]:
+        """Returns the outcomes of the words, and which blocks had a tie."""
+        value, tied = self._look_up(self._split(words), rows, None)
+        return value, tf.reduce_any(tied, axis=1)
+
+    def complete_ties(
+        self,
+        words: Sequence[tf.Tensor],
+        rows: Rows,
+        value: tf.Tensor,
+        tied: tf.Tensor,
+        seed: tf.Tensor,
+    ) -> tf.Tensor:
+        """Recomputes each block with a tie, with 64 further bits a table and draw."""
+        signed = tf.int32 if words[0].dtype == tf.uint32 else tf.int64
+        stored = [tf.bitcast(word, signed) for word in words]
+
+        def complete(value: tf.Tensor, pending: tf.Tensor) -> Sequence[tf.Tensor]:
+            current = tf.argmax(tf.cast(pending, tf.float32))
+            block_words = [
+                tf.bitcast(tf.gather(w, current), words[0].dtype) for w in stored
+            ]
+            shape = [len(self.tables), self.block]
+            extra = tf.unstack(draw_uint64(fold_in(seed, current), shape))
+            fixed, _ = self._look_up(self._split(block_words), rows, extra)
+            value = tf.tensor_scatter_nd_update(value, [[current]], [fixed])
+            index = tf.constant(np.arange(self.num_blocks))
+            return value, pending & tf.not_equal(index, current)
+
+        value, _ = tf.while_loop(
+            lambda _, pending: tf.reduce_any(pending), complete, (value, tied)
         )
-        term = outcome if outcome.dtype == unsigned else tf.cast(outcome, unsigned)
-        if stride != 1:
-            term = term * tf.constant(stride, unsigned)
-        total = term if total is None else total + term
-        tied = tie if tied is None else tied | tie
-    offset = sum(t.offset * stride for t, stride in zip(tables, strides, strict=True))
-    total = total - tf.constant(offset, unsigned)
-    return tf.bitcast(total, tf.int64 if wide else tf.int32), tied
+        return value
+
+    def _split(self, words: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns one word of its own width a table."""
+        if self.tables[0].word_bits == 64 or words[0].dtype == tf.uint32:
+            return list(words)
+        halves = []
+        for word in words:
+            halves.append(tf.cast(word & tf.constant(0xFFFFFFFF, tf.uint64), tf.uint32))
+            high = tf.bitwise.right_shift(word, tf.constant(32, tf.uint64))
+            halves.append(tf.cast(high, tf.uint32))
+        return halves[: len(self.tables)]
+
+    def _look_up(
+        self,
+        words: Sequence[tf.Tensor],
+        rows: Rows,
+        tie_words: Sequence[tf.Tensor] | None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Outcomes of the given words, and which draws tied in some table.
+
+        With `tie_words` (uint64, one a table) ties are decided by the low bits.
+        """
+        total, tied = tf.constant(0, self.unsigned), tf.constant(False)
+        for index, table in enumerate(self.tables):
+            tie_word = None if tie_words is None else tie_words[index]
+            outcome, tie = _look_up_one(table, rows[index], words[index], tie_word)
+            if outcome.dtype != self.unsigned:
+                outcome = tf.cast(outcome, self.unsigned)
+            if self.strides[index] != 1:
+                outcome = outcome * tf.constant(self.strides[index], self.unsigned)
+            total = total + outcome if index else outcome
+            tied = tied | tie if index else tie
+        pairs = zip(self.tables, self.strides, strict=True)
+        offset = sum(table.offset * stride for table, stride in pairs)
+        total = total - tf.constant(offset, self.unsigned)
+        return tf.bitcast(total, tf.int64 if self.wide else tf.int32), tied
 
 
-def _lookup_one(
+def _look_up_one(
     table: AliasTable,
-    packed: tf.Tensor,
-    low: tf.Tensor,
+    row: tuple[tf.Tensor, tf.Tensor],
     word: tf.Tensor,
     tie_word: tf.Tensor | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -128,6 +186,7 @@ def _lookup_one(
     low bits of the word set, it is less than the entry exactly if its leading bits are
     less than the threshold's.
     """
+    packed, low = row
     mask = tf.constant(table.num_columns - 1, word.dtype)
     position = tf.bitcast(word & mask, packed.dtype)
     entry = tf.bitcast(tf.gather(packed, position), word.dtype)
@@ -137,36 +196,3 @@ def _lookup_one(
         rest = tf.bitcast(tf.gather(low, position), tf.uint64)
         keep = tf.where(tie, tie_word < rest, keep)
     return tf.where(keep, word, entry) & mask, tie
-
-
-def _complete_ties(
-    tables: Sequence[AliasTable],
-    strides: Sequence[int],
-    selected: Sequence[tuple[tf.Tensor, tf.Tensor]],
-    words: Sequence[tf.Tensor],
-    value: tf.Tensor,
-    tied: tf.Tensor,
-    seed: tf.Tensor,
-    wide: bool,
-) -> tf.Tensor:
-    """Recomputes each block with a tie, with 64 further bits a table and draw."""
-    num_blocks, block = value.shape
-    signed = tf.int32 if words[0].dtype == tf.uint32 else tf.int64
-    stored = [tf.bitcast(word, signed) for word in words]
-
-    def has_ties(value: tf.Tensor, pending: tf.Tensor) -> tf.Tensor:
-        del value
-        return tf.reduce_any(pending)
-
-    def complete(value: tf.Tensor, pending: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        current = tf.argmax(tf.cast(pending, tf.float32))
-        rows = [tf.bitcast(tf.gather(w, current), words[0].dtype) for w in stored]
-        block_seed = fold_in(seed, current)
-        extra = tf.unstack(draw_uint64(block_seed, [len(tables), block]))
-        fixed, _ = _lookup(tables, strides, selected, rows, extra, wide)
-        value = tf.tensor_scatter_nd_update(value, [[current]], [fixed])
-        is_current = tf.equal(tf.constant(np.arange(num_blocks)), current)
-        return value, pending & ~is_current
-
-    value, _ = tf.while_loop(has_ties, complete, (value, tf.reduce_any(tied, axis=1)))
-    return value
