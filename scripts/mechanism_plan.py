@@ -24,6 +24,10 @@ from simulation import ledger, seeds, table
 # The delta at which every epsilon is also given: 1 / N is weak.
 REFERENCE_DELTA = 1e-5
 SEEDED_NOTE = "this run has a root seed: whoever knows it can remove the noise"
+COMPARED_NOTE = (
+    "whoever sees both models of this run, which were trained on the same cohorts: "
+    "each epsilon is that of its own model alone"
+)
 # How unlikely an event must be to leave it out of the server's view before the run.
 _RARE = 1e-9
 _FLOAT_BITS = 32
@@ -48,7 +52,7 @@ class MechanismPlan:
         adaptive_clip: Adaptive clipping, or None.
         factory: The aggregation factory, for values with carried seeds.
         bits_per_client: Bits that a client sends in a round.
-        reproducible: Whether the run has a root seed.
+        not_covered: What epsilon does not cover, beyond what the accounting says.
     """
 
     name: str
@@ -64,7 +68,7 @@ class MechanismPlan:
     adaptive_clip: AdaptiveClip | None
     factory: tff.aggregators.UnweightedAggregationFactory
     bits_per_client: int
-    reproducible: bool
+    not_covered: tuple[str, ...]
 
     @property
     def is_distributed(self) -> bool:
@@ -87,13 +91,13 @@ class MechanismPlan:
             **_read_quantile(self.adaptive_clip),
             accountant=self.accountant,
         )
-        return self._note_seed(statement)
+        return self._add_notes(statement)
 
     def compute_epsilon(self, num_rounds: int) -> float:
         """Returns the analyst's epsilon of a number of rounds."""
         if num_rounds == 0:
             return 0.0
-        statement = self.compute_statement(num_rounds)
+        statement = _compute_statement(self, num_rounds)
         return math.inf if statement is None else statement.epsilon
 
     def compute_server_statement(
@@ -120,11 +124,11 @@ class MechanismPlan:
             statement = dataclasses.replace(
                 statement, assumptions=(*statement.assumptions, assumption)
             )
-        return self._note_seed(statement)
+        return self._add_notes(statement)
 
     def describe_columns(self, num_rounds: int) -> Mapping[str, table.Scalar]:
         """Returns the columns of metrics.csv that an epsilon rests on."""
-        statement = _compute_columns_statement(self, num_rounds)
+        statement = _compute_statement(self, num_rounds)
         if statement is None or self.parameters is None:
             return {"mechanism": self.name}
         return {
@@ -162,18 +166,17 @@ class MechanismPlan:
             f"than happens with probability {_RARE:g} in a round"
         )
 
-    def _note_seed(
+    def _add_notes(
         self, statement: accounting.PrivacyStatement
     ) -> accounting.PrivacyStatement:
-        if not self.reproducible:
-            return statement
         return dataclasses.replace(
-            statement, not_covered=(*statement.not_covered, SEEDED_NOTE)
+            statement, not_covered=(*statement.not_covered, *self.not_covered)
         )
 
 
-@functools.lru_cache(maxsize=4)
-def _compute_columns_statement(
+# A round asks for its epsilon three times, and the PLD accountant takes its time.
+@functools.lru_cache(maxsize=8)
+def _compute_statement(
     plan: MechanismPlan, num_rounds: int
 ) -> accounting.PrivacyStatement | None:
     return plan.compute_statement(num_rounds)
@@ -193,14 +196,19 @@ def build_plans(
     Raises:
         ValueError: If no noise reaches the target, naming the knob to turn.
     """
-    kind = config.mechanism_kind
-    plans = [_build_plan(config, kind, num_clients=num_clients, dim=dim, root=root)]
-    if config.compare_central and plans[0].is_distributed:
-        central = accounting.Mechanism.GAUSSIAN
-        plans.append(
-            _build_plan(config, central, num_clients=num_clients, dim=dim, root=root)
+    kinds = [config.mechanism_kind]
+    if config.compare_central and kinds[0] in _FACTORIES:
+        kinds.append(accounting.Mechanism.GAUSSIAN)
+    notes = [SEEDED_NOTE] if root.reproducible else []
+    if len(kinds) > 1:
+        notes.append(COMPARED_NOTE)
+    return [
+        dataclasses.replace(
+            _build_plan(config, kind, num_clients=num_clients, dim=dim, root=root),
+            not_covered=tuple(notes),
         )
-    return plans
+        for kind in kinds
+    ]
 
 
 def _build_plan(
@@ -265,7 +273,7 @@ def _build_plan(
             parameters, scheme, rotation, adaptive_clip, config.keeps_diagnostics, root
         ),
         bits_per_client=_count_bits(config, is_distributed, padded_dim, adaptive_clip),
-        reproducible=root.reproducible,
+        not_covered=(),
     )
 
 

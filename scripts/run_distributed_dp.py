@@ -106,7 +106,7 @@ def _define_clipping_flags() -> None:
     flags.DEFINE_float(
         "quantile_noise_multiplier",
         None,
-        "noise of the quantile's estimate (unset: clients_per_round / 20)",
+        "noise of the quantile's estimate (unset: clients_per_round / 10)",
     )
 
 

@@ -84,6 +84,11 @@ class TrainingConfig:
             raise ValueError(
                 f"`dropout_rate` must be in [0, 1). Found {self.dropout_rate!r}."
             )
+        if self.adaptive_clip and self.mechanism not in ("ddgauss", "skellam"):
+            raise ValueError(
+                "`adaptive_clip` must be off unless the mechanism is ddgauss or "
+                f"skellam. Found mechanism={self.mechanism!r}."
+            )
         if not self.output_root or self.experiment == "":
             raise ValueError("`output_root` and `experiment` must not be empty.")
 

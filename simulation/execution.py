@@ -81,10 +81,13 @@ def set_execution_context(
             f"Found {max_concurrent_clients!r}."
         )
     _leave_gpus_alone()
-    factory = _WorkerExecutorFactory(max_concurrent_clients or os.cpu_count() or 1)
+    global _current
+    if _current is not None:
+        _current.close()
+    _current = _WorkerExecutorFactory(max_concurrent_clients or os.cpu_count() or 1)
     tff.framework.set_default_context(
         tff.framework.SyncExecutionContext(
-            factory,
+            _current,
             _compile,
             transform_args=tff.tensorflow.transform_args,
             transform_result=tff.tensorflow.transform_result,
@@ -129,7 +132,7 @@ class _WorkerExecutorFactory(tff.framework.ExecutorFactory):
             # Only its errors are for the user.
             environment={"TF_CPP_MIN_LOG_LEVEL": "2"},
         )
-        atexit.register(process.end_child, self._worker)
+        atexit.register(self.close)
         self._executors: dict[int, tff.framework.RemoteExecutor] = {}
         channel = grpc.insecure_channel(
             f"localhost:{port}",
@@ -163,6 +166,11 @@ class _WorkerExecutorFactory(tff.framework.ExecutorFactory):
         if executor is not None:
             executor.close()
 
+    def close(self) -> None:
+        """Ends the helper process."""
+        atexit.unregister(self.close)
+        process.end_child(self._worker)
+
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while not self._stub.is_ready:
@@ -184,3 +192,7 @@ def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return probe.getsockname()[1]
+
+
+# The factory in use: its helper process ends when another takes its place.
+_current: _WorkerExecutorFactory | None = None

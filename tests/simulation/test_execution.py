@@ -1,0 +1,67 @@
+"""Tests for the engine: it ends with the process, says why it died, and stays small."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from simulation import execution
+
+PROGRAM = textwrap.dedent("""
+    import os, signal, sys
+    from simulation import process
+    tff = process.import_quietly("tensorflow_federated")
+    import numpy as np
+    from simulation import execution
+
+    @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+    def add(values):
+        return tff.federated_sum(values)
+
+    def main():
+        print(execution.set_execution_context().device, flush=True)
+        print(add([1, 2, 3]), add([]), flush=True)
+        print(*process._find_children(), flush=True)
+        for size in range(50):
+            assert add([1] * size) == size
+        (worker,) = process._find_children()
+        print(len(execution._current._executors), flush=True)
+        print("killing", file=sys.stderr, flush=True)
+        os.kill(worker, signal.SIGKILL)
+        add([1] * 99)
+
+    process.run_program(main, name="program", argv=sys.argv)
+""")
+
+
+def test_one_life_of_the_engine():
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if name != "TF_CPP_MIN_LOG_LEVEL"
+        },
+    )
+    device, sums, worker, kept = run.stdout.splitlines()
+    assert device.startswith(f"CPU, {os.cpu_count()} cores")
+    assert sums == "6 0"
+    assert not psutil.pid_exists(int(worker))
+    # Fifty cohort sizes, and what is kept is bounded.
+    assert int(kept) <= 2
+    assert run.returncode == 1
+    # Start-up, without the variable that the tests set, and 52 calls say nothing.
+    assert run.stderr.startswith("killing\n")
+    assert "helper process ended with code -9 (out of memory?)" in run.stderr
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_bad_limit_is_refused(limit):
+    with pytest.raises(ValueError, match="`max_concurrent_clients` must be >= 1"):
+        execution.set_execution_context(max_concurrent_clients=limit)
