@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-FLAGS = flags.FLAGS
 ConfigT = TypeVar("ConfigT")
+
+# What the main module declares as its own, so that its --help lists them.
+RUN_FLAGS = ("seed", "engine", "output_root", "experiment")
 
 # What decides whether a repeated round is the same round.
 _PACKAGES = (
@@ -22,7 +24,7 @@ _PACKAGES = (
 )
 
 
-def define_run_flags() -> None:
+def define_run_flags(values: flags.FlagValues) -> None:
     """Defines --seed, --engine and where the output goes."""
     flags.DEFINE_integer(
         "seed",
@@ -31,25 +33,31 @@ def define_run_flags() -> None:
         "knows it can remove the noise. Unset: the operating system's entropy, stored "
         "nowhere",
         lower_bound=0,
+        flag_values=values,
     )
-    flags.DEFINE_enum("engine", "tff", ["tff"], "what runs the TFF computations")
-    flags.DEFINE_string("output_root", "runs", "folder that holds the run folders")
+    flags.DEFINE_enum(
+        "engine", "tff", ["tff"], "what runs the TFF computations", flag_values=values
+    )
+    flags.DEFINE_string(
+        "output_root", "runs", "folder that holds the run folders", flag_values=values
+    )
     flags.DEFINE_string(
         "experiment",
         None,
         "name of the run folder. Unset: a name that follows from the other flags, so "
         "that the same command takes up its own unfinished run",
+        flag_values=values,
     )
 
 
-def build_config(kind: Callable[..., ConfigT]) -> ConfigT:
+def build_config(kind: Callable[..., ConfigT], values: flags.FlagValues) -> ConfigT:
     """Returns a configuration whose every field has the value of the flag of its name.
 
     Raises:
         ValueError: If a value is out of range.
     """
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: FLAGS[name].value for name in names})
+    return kind(**{name: values[name].value for name in names})
 
 
 def check_positive(config: Any, *names: str) -> None:
