@@ -31,6 +31,8 @@ TAIL_STDDEVS = 9.7
 
 MIN_INDEX_BITS = 4
 
+_WORD_TYPES = {32: (np.uint32, np.int32), 64: (np.uint64, np.int64)}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AliasTable:
@@ -133,8 +135,11 @@ def build_alias_table(
       2**-(word_bits - index_bits + 64) in total variation.
 
     Raises:
-      ValueError: If a length is not a power of two or too large for the word.
+      ValueError: If a length is not a power of two or too large for the word, lengths
+        differ, or `word_bits` is neither 32 nor 64.
     """
+    if word_bits not in _WORD_TYPES:
+        raise ValueError(f"`word_bits` must be 32 or 64. Found {word_bits!r}.")
     num_columns = len(rows[0])
     index_bits = num_columns.bit_length() - 1
     if num_columns != 1 << index_bits or index_bits >= word_bits:
@@ -142,11 +147,13 @@ def build_alias_table(
             "`rows` must have a power of two of weights, fewer than 2**word_bits. "
             f"Found {num_columns!r}."
         )
+    if any(len(row) != num_columns for row in rows):
+        raise ValueError(
+            "`rows` must all have the same length. Found "
+            f"{sorted({len(row) for row in rows})!r}."
+        )
     columns = [_build_columns(row, index_bits, word_bits) for row in rows]
-    unsigned, signed = {
-        32: (np.uint32, np.int32),
-        64: (np.uint64, np.int64),
-    }[word_bits]
+    unsigned, signed = _WORD_TYPES[word_bits]
     return AliasTable(
         index_bits=index_bits,
         word_bits=word_bits,

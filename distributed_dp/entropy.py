@@ -1,17 +1,29 @@
 """Seeds from the operating system's entropy, drawn inside a graph.
 
-TensorFlow's unseeded stateful random ops start from 32 bits of entropy a process; noise
-that must be unpredictable is seeded from this op instead, which reads the operating
-system's source at every execution.
+TensorFlow's own sources will not do for noise that must be unpredictable: its unseeded
+random ops, and NonDeterministicInts too, follow one Mersenne Twister that starts from
+32 bits of entropy a process (random::New64). The ops here read the system's random
+device, at every execution. They run on the CPU and are stateful, so that no two of them
+are merged or computed ahead of time.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
+_DEVICE = "/dev/urandom"
+_NUM_BYTES = 8
+_NUM_LINES = 16
+"""Lines of random bytes; 16 hold fewer than 8 bytes with probability 2**-100."""
+
 
 def draw_entropy_seed() -> tf.Tensor:
-    """Returns an int32[2] seed; a new one at every execution of the graph."""
-    return tf.raw_ops.NonDeterministicInts(
-        shape=tf.constant([2], tf.int64), dtype=tf.int32
-    )
+    """Returns an int32[2] seed; a new one at every execution of the graph.
+
+    No byte of it is a line feed or a carriage return, which TensorFlow's reader takes
+    away: 254**8 seeds, not 2**64, are equally likely.
+    """
+    lines = tf.data.TextLineDataset(_DEVICE, buffer_size=64).batch(_NUM_LINES)
+    data = tf.strings.reduce_join(lines.take(1).get_single_element())
+    words = tf.io.decode_raw(tf.strings.substr(data, 0, _NUM_BYTES), tf.int32)
+    return tf.reshape(words, [2])
