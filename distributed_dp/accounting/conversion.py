@@ -12,10 +12,10 @@ from distributed_dp.accounting.rdp import FloatArray, check_orders
 
 # Orders for bounds that hold at integers only.
 INTEGER_ORDERS: FloatArray = np.unique(
-    np.concatenate([np.arange(2, 129), np.geomspace(128, 32768, 73).round()])
+    np.concatenate([np.arange(2, 129), np.geomspace(128, 32768, 49).round()])
 ).astype(np.float64)
 # Orders for curves in closed form at every real order.
-REAL_ORDERS: FloatArray = 1 + np.geomspace(1e-3, 1e7, 4001)
+REAL_ORDERS: FloatArray = 1 + np.geomspace(1e-3, 1e7, 1501)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,7 @@ class TestGoldenValues:
 
 class TestSafeSide:
     @pytest.mark.parametrize("mechanism", _DISTRIBUTED)
-    @pytest.mark.parametrize("epsilon", [1e-2, 0.3, 3.0, 40.0, 300.0])
+    @pytest.mark.parametrize("epsilon", [1e-2, 1.0, 40.0, 300.0])
     @pytest.mark.parametrize("delta", [1e-4, 0.1])
     @pytest.mark.parametrize(
         ("sampling", "choices"),

@@ -11,6 +11,7 @@ from distributed_dp.accounting import (
     SkellamParameters,
     amplify_poisson_symmetric,
     compute_closeness,
+    compute_rdp_ddgauss,
     compute_rdp_gaussian,
     compute_rdp_skellam,
 )
@@ -47,6 +48,22 @@ class TestBuildRelease:
         np.testing.assert_allclose(release.moment_curve([2.0]), 2 / 2 * (10 / 40) ** 2)
         assert release.closeness == pytest.approx(16 * compute_closeness(8.0, 25))
         assert release.num_coordinates == 16
+
+    @pytest.mark.parametrize("local_stddev", [0.3, 0.4, 0.5])
+    def test_a_coarse_grid_pays_for_tau(self, local_stddev):
+        parameters = _get_parameters(DDGaussParameters, local_stddev=local_stddev)
+        expected = compute_rdp_ddgauss(
+            [1.5, 2.0, 30.0],
+            l2_sensitivity=10.0,
+            l1_sensitivity=40.0,
+            local_scale=local_stddev / 0.5,
+            num_shares=25,
+            dim=16,
+        )
+        found = _build(parameters).base_curve(np.array([1.5, 2.0, 30.0]))
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        ideal = _build(parameters).moment_curve(np.array([1.5, 2.0, 30.0]))
+        assert np.all(found > 1.0001 * ideal)
 
     def test_replace_one_doubles_the_sensitivity(self):
         for kind in (DDGaussParameters, GaussianParameters):
