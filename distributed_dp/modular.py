@@ -23,8 +23,15 @@ def wrap(values: tf.Tensor, bits: int) -> tf.Tensor:
 
     Returns:
       uint32 tensor of the same shape.
+
+    Raises:
+      ValueError: If `bits` is out of range or `values` are of another type.
     """
     check_bits(bits)
+    if values.dtype not in (tf.int32, tf.uint32):
+        raise ValueError(
+            f"`values` must be int32 or uint32. Found {values.dtype.name!r}."
+        )
     words = tf.bitcast(values, tf.uint32)
     return words & tf.constant((1 << bits) - 1, tf.uint32)
 

@@ -65,8 +65,9 @@ def round_conditionally(
 
     Guarantees: the result's squared norm is at most `max_squared_norm`, always. After
     `max_tries` draws the vector is rounded toward zero, which never lengthens it; were
-    even that too long (x was not clipped), zeros are returned. Norms are exact below
-    2**53; above, the comparison is tightened by the worst rounding error of the sum.
+    even that too long (x was not clipped, or not finite), zeros are returned. Norms are
+    exact below 2**53; above, the comparison is tightened by the worst rounding error of
+    the sum.
 
     Args:
       x: [d] float32, the clipped, rotated and scaled vector.
@@ -81,11 +82,16 @@ def round_conditionally(
     if limit >= _EXACT_LIMIT:
         limit /= 1 + (x.shape.num_elements() + 2) * 2.0**-52
 
+    def is_too_long(squared_norm: tf.Tensor) -> tf.Tensor:
+        # The norm of a vector with a NaN is within no limit. `~(norm <= limit)` would
+        # not say so: TensorFlow's graph optimizer rewrites it to `norm > limit`.
+        return (squared_norm > limit) | tf.math.is_nan(squared_norm)
+
     def is_rejected(
         tries: tf.Tensor, values: tf.Tensor, squared_norm: tf.Tensor
     ) -> tf.Tensor:
         del values
-        return (squared_norm > limit) & (tries < max_tries)
+        return is_too_long(squared_norm) & (tries < max_tries)
 
     def redraw(
         tries: tf.Tensor, values: tf.Tensor, squared_norm: tf.Tensor
@@ -97,7 +103,7 @@ def round_conditionally(
     tries, values, squared_norm = tf.while_loop(
         is_rejected, redraw, (tf.constant(1, tf.int64), *first)
     )
-    rejected = squared_norm > limit
+    rejected = is_too_long(squared_norm)
     values, squared_norm = tf.cond(
         rejected,
         lambda: _round_toward_zero(x, limit),
