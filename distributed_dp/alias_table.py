@@ -26,8 +26,8 @@ LOW_BITS = 64
 PMF_BITS = 192
 """Fixed-point precision of the unnormalised probabilities."""
 
-TAIL_STDDEVS = 9.7
-"""Tables cover this many standard deviations: exp(-9.7**2 / 2) < 2**-67."""
+TAIL_STDDEVS = 10.3
+"""Tables cover this many standard deviations: exp(-10.3**2 / 2) < 2**-76.5."""
 
 MIN_INDEX_BITS = 4
 

@@ -3,7 +3,7 @@
 Law with scale s: P[z] proportional to exp(-z**2 / (2 s**2)), z an integer (Canonne,
 Kamath, Steinke 2020, arXiv 2004.00010, definition 1). Scale 0 is the point mass at 0.
 
-How a draw is made. For s up to about 52 one alias table holds the whole law. A larger
+How a draw is made. For s up to about 49 one alias table holds the whole law. A larger
 scale is composed: with X ~ DG(a w) and Y ~ DG(t), X + w Y has, by completing the
 square, P[z] proportional to exp(-z**2 / (2 (a**2 w**2 + w**2 t**2))) * Theta(c_z),
 where Theta(c) = sum_y exp(-(y - c)**2 / (2 b**2)) and 1 / b**2 = 1 / a**2 + 1 / t**2.
@@ -13,13 +13,13 @@ cos(2 pi k c)), so for every c it lies within a factor 1 +- r of the same consta
 differs from DG(s) by at most r in total variation. `t` is real, so every real s is met
 exactly; Y is drawn by the same rule.
 
-Distance to the exact law, per draw (`SAMPLER_TOTAL_VARIATION` = 2**-60):
+Distance to the exact law, per draw (`SAMPLER_TOTAL_VARIATION` = 2**-70):
   * table rounding: 2**-(32 - 12 + 64) = 2**-84 a table (`alias_table`);
-  * mass outside a table: at least 9.7 standard deviations are covered, and for |z| >= L
-    the tail of DG(s) is at most 2 exp(-L**2 / (2 s**2)) <= 2**-66.8;
-  * composition: b**2 >= 2.33 is kept, so r <= 2.0001 exp(-45.99) < 2**-65.3.
-A draw uses at most 8 tables and 7 compositions: 8 (2**-66.8 + 2**-84) + 7 * 2**-65.3 <
-2**-61.8. The statement is about uniform random words; the words come from a
+  * mass outside a table: at least 10.3 standard deviations are covered, and for |z| >= L
+    the tail of DG(s) is at most 2 exp(-L**2 / (2 s**2)) <= 2**-75.5;
+  * composition: b**2 >= 2.83 is kept, so r <= 2.0001 exp(-55.86) < 2**-79.5.
+A draw uses at most 8 tables and 7 compositions: 8 (2**-75.5 + 2**-84) + 7 * 2**-79.5 <
+2**-72. The statement is about uniform random words; the words come from a
 counter-based generator (Philox or ThreeFry) keyed by the seed.
 """
 
@@ -42,15 +42,15 @@ from distributed_dp.alias_table import (
 )
 from distributed_dp.table_sampler import sample_tables
 
-SAMPLER_TOTAL_VARIATION = 2.0**-60
+SAMPLER_TOTAL_VARIATION = 2.0**-70
 MAX_SCALE = 2.0**40
 """Largest scale; beyond it values could leave int64."""
 
-_LOWER_RATIO = Fraction(77, 50)  # a = 1.54 in the module docstring.
-_MIN_TOP_SCALE = 12.0  # Then b**2 = 1 / (1 / a**2 + 1 / t**2) >= 2.33.
+_LOWER_RATIO = Fraction(17, 10)  # a in the module docstring.
+_MIN_TOP_SCALE = 12.0  # Then b**2 = 1 / (1 / a**2 + 1 / t**2) >= 2.83.
 _TOP_INDEX_BITS = 10
 _MAX_TOP_INDEX_BITS = 12
-_STRIDE = 34  # a * 34 = 52.4 still fits a table of 2**10 columns.
+_STRIDE = 29  # a * 29 = 49.3 still fits a table of 2**10 columns.
 _INT32_SCALE = 2.0**31 / 128
 
 
@@ -95,7 +95,7 @@ def build_discrete_gaussian_sampler(
 
     Args:
       variances: scale**2 of each row, >= 0. Where the largest scale needs several
-        levels, the smallest must be within a factor of 17 of it.
+        levels, the smallest must be within a factor of 16 of it.
 
     Returns:
       The sampler.
@@ -181,7 +181,7 @@ def _compute_stride(variances: Sequence[Fraction]) -> int | None:
     if largest <= _compute_max_scale(_MAX_TOP_INDEX_BITS):
         return None
     raise ValueError(
-        "`variances` must have scales within a factor of 17 of each other. Found "
+        "`variances` must have scales within a factor of 16 of each other. Found "
         f"scales from {smallest!r} to {largest!r}."
     )
 

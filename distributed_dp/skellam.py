@@ -6,10 +6,10 @@ mechanism: Agarwal, Kairouz, Liu 2021, arXiv 2110.04995). Sums add their varianc
 exactly.
 
 The whole law is one alias table with 64-bit first words. Distance to the exact law per
-draw (`SAMPLER_TOTAL_VARIATION` = 2**-60):
+draw (`SAMPLER_TOTAL_VARIATION` = 2**-70):
   * table rounding 2**-(64 - 20 + 64) = 2**-108;
   * mass outside the table, |Z| >= L: at most 2 exp(v (cosh t - 1) - t L) with t =
-    arcsinh(L / v) (Chernoff); the table is widened until this is below 2**-62.
+    arcsinh(L / v) (Chernoff); the table is widened until this is below 2**-71.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from distributed_dp.table_sampler import sample_tables
 MAX_VARIANCE = 2.5e9
 """Largest variance; the table then has 2**20 columns."""
 
-_TAIL_BITS = 62
+_TAIL_BITS = 71
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def sample_skellam(variance: float, shape: Sequence[int], seed: tf.Tensor) -> tf
 
     Source: Agarwal, Kairouz, Liu 2021, definition 3.1; sampler: module docstring.
 
-    Guarantees: each coordinate's law is within 2**-60 of the exact one in total
+    Guarantees: each coordinate's law is within 2**-70 of the exact one in total
     variation if the generator's words are uniform. Stateless.
     Not guaranteed: cryptographic strength of TensorFlow's random generator.
 
@@ -105,7 +105,7 @@ def _build_sampler(variances: tuple[Fraction, ...]) -> SkellamSampler:
 
 
 def compute_half_width(variance: float) -> int:
-    """Returns the least power of two beyond which the mass is below 2**-62."""
+    """Returns the least power of two beyond which the mass is below 2**-71."""
     half_width = 8
     while variance > 0:
         tilt = math.asinh(half_width / variance)

@@ -16,7 +16,7 @@ from distributed_dp.accounting.conversion import REAL_ORDERS
 from distributed_dp.accounting.release import Release
 
 # eta: total-variation distance of one drawn noise coordinate to its exact law.
-SAMPLER_TOTAL_VARIATION = 2.0**-60
+SAMPLER_TOTAL_VARIATION = 2.0**-70
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

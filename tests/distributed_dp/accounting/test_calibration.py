@@ -295,7 +295,7 @@ class TestRefusals:
             (dict(epsilon=math.inf), "`epsilon` must be positive and finite"),
             (dict(epsilon=math.nan), "`epsilon` must be positive"),
             (dict(delta=0.0), r"`delta` must be in \(0, 1\)"),
-            (dict(delta=1e-9), "`delta` must exceed"),
+            (dict(delta=1e-13), "`delta` must exceed"),
             (dict(num_rounds=0), "`num_rounds` must be an integer"),
             (dict(l2_clip=0.0), "`l2_clip` must be positive"),
             (dict(l2_clip=math.inf), "`l2_clip` must be positive and finite"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from distributed_dp.accounting import (
+    SAMPLER_TOTAL_VARIATION,
     CohortScheme,
     DDGaussParameters,
     Sampling,
@@ -138,5 +139,5 @@ def test_draws_are_counted_with_the_user():
             delta=1e-3,
             quantile=None,
         )
-        expected = factor * 7 * shares * 1000 * 2.0**-60
+        expected = factor * 7 * shares * 1000 * SAMPLER_TOTAL_VARIATION
         assert cost.sampler_charge == pytest.approx(expected, rel=1e-3, abs=0)

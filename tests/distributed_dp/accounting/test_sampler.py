@@ -143,15 +143,17 @@ class TestSamplerCharge:
 
     def test_is_far_below_the_crude_charge(self):
         """The crude one, (1 + e^epsilon) d n T eta, would exceed 1 / N here."""
-        plain = 1500 * 100 * 2**20 * SAMPLER_TOTAL_VARIATION
+        plain = 1500 * 100 * 2**20 * 2.0**-60
         draws = _get_draws(100, 100 / 3400, num_rounds=1500)
-        found = compute_sampler_charge(_get_release(1 / 0.89, dim=2**20), draws)
+        found = compute_sampler_charge(
+            _get_release(1 / 0.89, dim=2**20), draws, total_variation=2.0**-60
+        )
         assert 2 * plain < found < 2.5 * plain < 1e-2 / 3400
         assert (1 + math.exp(10)) * plain > 1 / 3400
 
     def test_endless_noise_costs_twice_the_draws(self):
         release = _get_release(1e-9, dim=50)
-        plain = 7 * 10 * 50 * 2.0**-60
+        plain = 7 * 10 * 50 * SAMPLER_TOTAL_VARIATION
         for rate, factor in ((1.0, 2), (0.5, 3), (0.01, 2 + 0.01 / 0.99)):
             draws = _get_draws(10, rate, num_rounds=7)
             least = compute_least_sampler_charge(release, draws)
