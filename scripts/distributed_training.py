@@ -28,13 +28,14 @@ from simulation import (
 )
 from simulation.model import Model
 from simulation.tasks import load_task
-from simulation.tasks.task import Task
+from simulation.tasks.task import DataError, Task
 
 _PROGRAM = "run_distributed_dp"
 _RESULTS_NAME = "results.json"
 _PLOT_NAME = "plot.png"
 _ENTROPY = "from the operating system"
 _USER_ERRORS = (
+    DataError,
     checkpoint.CheckpointError,
     execution.EngineError,
     ledger.LedgerError,
@@ -71,7 +72,7 @@ def run(config: TrainingConfig) -> RunOutcome:
             config, num_clients=task.num_clients, dim=model.num_parameters, root=root
         )
         settings = _describe_settings(config, task, model, plans, root)
-        path = _choose_folder(config, settings)
+        path = choose_folder(config, settings)
         engine = execution.set_execution_context(execution.Engine(config.engine))
         cohorts = _build_cohorts(task, plans[0].scheme, root)
         options = _build_options(config)
@@ -192,7 +193,7 @@ def _describe_settings(
     }
 
 
-def _choose_folder(config: TrainingConfig, settings: Mapping[str, Any]) -> pathlib.Path:
+def choose_folder(config: TrainingConfig, settings: Mapping[str, Any]) -> pathlib.Path:
     """Returns the folder named by the flags, or one whose name follows from them.
 
     In the latter case a finished run is left alone: the next free number is taken.

@@ -190,8 +190,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     run_flags.define_run_flags(values)
     _define_output_flags(values)
     for name in (*run_flags.RUN_FLAGS, "flagfile"):
-        if name in values:
-            flags.declare_key_flag(name, flag_values=values)
+        flags.declare_key_flag(name, flag_values=values)
 
 
 def main() -> None:

@@ -11,6 +11,10 @@ import tensorflow as tf
 from simulation.model import Model
 
 
+class DataError(ValueError):
+    """Data that cannot be trained on."""
+
+
 class FederatedData(Protocol):
     """The data of many clients."""
 
@@ -33,6 +37,9 @@ class FederatedData(Protocol):
             batch_size: Examples in a batch; the last one of an epoch may be smaller.
             num_epochs: Passes over the client's examples, each in a new order.
             rng: Draws the orders.
+
+        Raises:
+            DataError: If the client's data cannot be trained on.
         """
 
 
@@ -58,6 +65,7 @@ class ArrayData:
     ) -> tf.data.Dataset:
         """Returns one client's batches. See `FederatedData`."""
         x, y = self.load(client_id)
+        check_finite(x, f"x of client {client_id}")
         orders = [rng.permutation(len(x)) for _ in range(num_epochs)]
         order = np.concatenate(orders)
         # No op here holds a traced function: it would stay in memory for as long as the
@@ -132,9 +140,9 @@ def build_batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
 
 
 def check_finite(values: np.ndarray, name: str) -> None:
-    """Raises ValueError if an entry is not a finite number."""
+    """Raises DataError if an entry is not a finite number."""
     num_bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
     if num_bad:
-        raise ValueError(
+        raise DataError(
             f"`{name}` must be finite. Found {num_bad} values that are NaN or infinite."
         )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulation.tasks import TASK_NAMES, digits, load_task
-from simulation.tasks.task import ArrayData, Task
+from simulation.tasks.task import ArrayData, DataError, Task
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +162,17 @@ def test_data_that_are_not_finite_are_refused(value):
     x = np.array([[0.0], [value]], np.float32)
     with pytest.raises(ValueError, match="`test_x` must be finite. Found 1 values"):
         build_task(test_x=x)
+
+
+def test_a_client_whose_data_are_not_finite_is_named():
+    data = ArrayData(
+        client_ids=("a",),
+        load=lambda _: (np.full([2, 1], np.nan, np.float32), np.zeros([2], np.int32)),
+    )
+    with pytest.raises(DataError, match="`x of client a` must be finite. Found 2"):
+        data.build_dataset(
+            "a", batch_size=1, num_epochs=1, rng=np.random.default_rng(0)
+        )
 
 
 def test_test_data_of_unequal_lengths_are_refused():

@@ -1,0 +1,327 @@
+"""One run of run_mean_estimation: from a configuration to a run folder."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tqdm
+
+from distributed_dp import accounting
+from scripts import mean_estimation, mean_estimation_report, mean_estimation_rows
+from scripts.mean_estimation_config import (
+    Setting,
+    StudyConfig,
+    build_cells,
+)
+from scripts.mean_estimation_plan import Baseline, Plan, build_baseline, build_plan
+from scripts.mean_estimation_rows import Central, Row
+from simulation import process, run_folder, seeds
+
+RESULTS_NAME = "results.csv"
+SUMMARY_NAME = "results.json"
+PLOT_NAME = "plot.png"
+_PROGRAM = "run_mean_estimation"
+_ENTROPY = "from the operating system"
+_PACKAGES = ("dp-accounting", "numpy", "scipy", "tensorflow")
+# Seconds between two lines of progress, on a terminal and in a log.
+_PROGRESS_SECONDS = {True: 0.1, False: 10.0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyOutcome:
+    """What a study left.
+
+    Attributes:
+        folder: Its folder.
+        rows: The rows of results.csv, in the order of the grid.
+    """
+
+    folder: pathlib.Path
+    rows: tuple[Row, ...]
+
+
+class _Stopped(Exception):
+    """Another thread failed, or a signal came."""
+
+
+def run(config: StudyConfig) -> StudyOutcome:
+    """Measures the grid, prints what it does, and writes the run folder.
+
+    Raises:
+        UserError: For anything the user can mend.
+    """
+    started = time.monotonic()
+    # Everything that can be wrong is found before the first file is written.
+    with process.user_input():
+        root = seeds.build_root_seed(config.seed)
+        plans = build_plans(config)
+        settings = _describe_settings(config, root)
+    path = _choose_folder(config, settings)
+    print(mean_estimation_report.describe_run(config, plans, root=root, folder=path))
+    sys.stdout.flush()
+    with process.user_errors(run_folder.RunFolderError):
+        with run_folder.open_run_folder(path, settings) as folder:
+            done = _read_rows(path, plans) if folder.resumed else {}
+            if folder.resumed:
+                print(
+                    "This folder holds a run with the same flags: going on after "
+                    f"{len(done)} of {len(plans)} cells."
+                )
+            rows = _measure(config, plans, done, root=root, path=path)
+            files = _write_results(config, rows, path=path)
+    print()
+    print(
+        mean_estimation_report.describe_results(
+            config, rows, files=files, seconds=time.monotonic() - started
+        ),
+        flush=True,
+    )
+    return StudyOutcome(folder=path, rows=tuple(rows))
+
+
+def build_plans(config: StudyConfig) -> list[Plan]:
+    """Returns the plan of each cell.
+
+    Raises:
+        ValueError: If no cell is feasible, with the first one's reason.
+    """
+    plans = [
+        build_plan(cell, delta=config.delta, beta=config.beta)
+        for cell in build_cells(config)
+    ]
+    problems = [plan.problem for plan in plans if plan.problem is not None]
+    if len(problems) == len(plans):
+        raise ValueError(f"no cell of the grid is feasible: {problems[0]}")
+    return plans
+
+
+def _measure(
+    config: StudyConfig,
+    plans: Sequence[Plan],
+    done: Mapping[str, Row],
+    *,
+    root: seeds.RootSeed,
+    path: pathlib.Path,
+) -> list[Row]:
+    """Measures what is not done, keeping results.csv up to date. Returns all rows."""
+    rows = dict(done)
+    pending = [plan for plan in plans if plan.cell.key not in rows]
+    if not pending:
+        return [rows[plan.cell.key] for plan in plans]
+    stop = threading.Event()
+
+    def check_stop() -> None:
+        if stop.is_set():
+            raise _Stopped
+
+    workers = config.workers or len(os.sched_getaffinity(0))
+    with _start_pool(workers, stop) as pool, _hint_at_resuming():
+        central = _measure_central(
+            config, pending, root=root, pool=pool, check_stop=check_stop
+        )
+
+        def measure(plan: Plan) -> Row:
+            check_stop()
+            return _measure_cell(
+                plan,
+                central[plan.cell.setting],
+                config=config,
+                root=root,
+                check_stop=check_stop,
+            )
+
+        futures = {pool.submit(measure, plan): plan for plan in pending}
+        with _show_progress("cells", len(done), len(plans), unit="cell") as bar:
+            for future in concurrent.futures.as_completed(futures):
+                rows[futures[future].cell.key] = future.result()
+                found = [rows[p.cell.key] for p in plans if p.cell.key in rows]
+                run_folder.write_text(
+                    path / RESULTS_NAME, mean_estimation_rows.to_csv(found)
+                )
+                bar.update()
+    return [rows[plan.cell.key] for plan in plans]
+
+
+def _measure_central(
+    config: StudyConfig,
+    plans: Sequence[Plan],
+    *,
+    root: seeds.RootSeed,
+    pool: concurrent.futures.Executor,
+    check_stop: Callable[[], None],
+) -> dict[Setting, Central]:
+    """Measures the central Gaussian at every setting of the plans."""
+    baselines: dict[Setting, Baseline] = {}
+    for plan in plans:
+        setting = plan.cell.setting
+        if setting not in baselines:
+            baselines[setting] = build_baseline(setting, delta=config.delta)
+    populations = list(dict.fromkeys(setting.population for setting in baselines))
+
+    def measure(population: tuple[int, int, float]) -> dict[Setting, Central]:
+        settings = [s for s in baselines if s.population == population]
+        errors = mean_estimation.measure_central(
+            [baselines[s].same_accountant.central_stddev for s in settings],
+            population,
+            keys=[f"central/{s.key}" for s in settings],
+            root=root,
+            repeats=config.repeats,
+            check_stop=check_stop,
+        )
+        return {
+            setting: Central(errors=found, baseline=baselines[setting])
+            for setting, found in zip(settings, errors, strict=True)
+        }
+
+    futures = [pool.submit(measure, population) for population in populations]
+    central: dict[Setting, Central] = {}
+    with _show_progress("central Gaussian", 0, len(futures), unit="population") as bar:
+        for future in concurrent.futures.as_completed(futures):
+            central.update(future.result())
+            bar.update()
+    return central
+
+
+def _measure_cell(
+    plan: Plan,
+    central: Central,
+    *,
+    config: StudyConfig,
+    root: seeds.RootSeed,
+    check_stop: Callable[[], None],
+) -> Row:
+    cell, measurement = plan.cell, None
+    if plan.codec is not None:
+        measurement = mean_estimation.measure_codec(
+            plan.codec,
+            cell.setting.population,
+            key=cell.key,
+            root=root,
+            repeats=config.repeats,
+            check_stop=check_stop,
+        )
+    elif isinstance(plan.parameters, accounting.GaussianParameters):
+        [errors] = mean_estimation.measure_central(
+            [plan.parameters.central_stddev],
+            cell.setting.population,
+            keys=[cell.key],
+            root=root,
+            repeats=config.repeats,
+            draws=1,
+            check_stop=check_stop,
+        )
+        measurement = mean_estimation.Measurement(
+            errors=errors, redraws_per_client=None
+        )
+    return mean_estimation_rows.build_row(
+        plan, measurement, central, delta=config.delta, repeats=config.repeats
+    )
+
+
+@contextlib.contextmanager
+def _start_pool(
+    workers: int, stop: threading.Event
+) -> Iterator[concurrent.futures.Executor]:
+    """Gives threads; when the block fails, those that run end at their next repeat."""
+    pool = concurrent.futures.ThreadPoolExecutor(workers)
+    try:
+        yield pool
+    except BaseException:
+        stop.set()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _hint_at_resuming() -> Iterator[None]:
+    try:
+        yield
+    except process.Terminated as error:
+        error.hint = "the same command goes on from the cells that are measured"
+        raise
+
+
+def _read_rows(path: pathlib.Path, plans: Sequence[Plan]) -> dict[str, Row]:
+    """Returns the rows that an interrupted run left, by the cell's key."""
+    file = path / RESULTS_NAME
+    try:
+        rows = mean_estimation_rows.from_csv(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise run_folder.RunFolderError(
+            f"{file} is damaged; remove it to measure again: {error}"
+        ) from None
+    keys = {mean_estimation_rows.get_cell_fields(p.cell): p.cell.key for p in plans}
+    return {
+        keys[fields]: row
+        for row in rows
+        if (fields := mean_estimation_rows.get_row_fields(row)) in keys
+    }
+
+
+def _describe_settings(config: StudyConfig, root: seeds.RootSeed) -> dict[str, Any]:
+    """Returns the content of config.json: all that decides the result."""
+    versions = {"python": platform.python_version()}
+    versions |= {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {
+        "program": _PROGRAM,
+        "flags": config.to_dict(),
+        "seed": config.seed if root.reproducible else _ENTROPY,
+        "reproducible": root.reproducible,
+        "versions": versions,
+    }
+
+
+def _choose_folder(config: StudyConfig, settings: Mapping[str, Any]) -> pathlib.Path:
+    """Returns the folder named by the flags, or one whose name follows from them.
+
+    In the latter case a finished run is left alone: the next free number is taken.
+    """
+    root = pathlib.Path(config.output_root)
+    if config.experiment is not None:
+        return root / config.experiment
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    name = f"mean_estimation-{digest[:8]}"
+    path, number = root / name, 1
+    while (path / SUMMARY_NAME).exists():
+        number += 1
+        path = root / f"{name}-{number}"
+    return path
+
+
+def _write_results(
+    config: StudyConfig, rows: Sequence[Row], *, path: pathlib.Path
+) -> list[pathlib.Path]:
+    mean_estimation_report.save_plot(path / PLOT_NAME, rows)
+    # Last: it marks the run as finished.
+    run_folder.write_json(
+        path / SUMMARY_NAME, mean_estimation_report.summarize_results(config, rows)
+    )
+    names = (run_folder.CONFIG_NAME, RESULTS_NAME, SUMMARY_NAME, PLOT_NAME)
+    return [path / name for name in names]
+
+
+@contextlib.contextmanager
+def _show_progress(label: str, done: int, total: int, *, unit: str) -> Iterator[Any]:
+    with tqdm.tqdm(
+        desc=label,
+        total=total,
+        initial=done,
+        unit=unit,
+        mininterval=_PROGRESS_SECONDS[sys.stderr.isatty()],
+        dynamic_ncols=True,
+    ) as bar:
+        yield bar

@@ -1,0 +1,169 @@
+"""Measures the error of private mean estimation against bits, k and epsilon.
+
+The bare command measures the distributed discrete Gaussian with 10 and 16 bits, n = 100
+and 1000 clients, d = 250, k = 2 and 4, under both norm bounds. It prints the ratio of
+its mean squared error to the central Gaussian's, calibrated by the same accountant.
+
+  python -m scripts.run_mean_estimation
+  python -m scripts.run_mean_estimation --mechanism=skellam --bits=12,14 --seed=1
+  python -m scripts.run_mean_estimation \\
+      --flagfile=configs/distributed_dp/mean_estimation.flags
+
+A flag whose value is a list is an axis of the grid: every combination is measured. The
+same command takes up its own unfinished run. This is a simulation: no cryptography is
+run. It needs TensorFlow, not TensorFlow Federated.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from simulation import process
+
+_NAME = "run_mean_estimation"
+_FLOATS = flags.FloatParser()
+_INTEGERS = flags.IntegerParser()
+
+
+class _AxisParser(flags.ArgumentParser):
+    """Parses values separated by commas; several, or one."""
+
+    def __init__(self, item: flags.ArgumentParser) -> None:
+        super().__init__()
+        self.syntactic_help = "values separated by commas"
+        self._item = item
+
+    def parse(self, argument: str | Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the values; a ValueError from the item's parser names the item."""
+        if not isinstance(argument, str):
+            return tuple(argument)
+        return tuple(self._item.parse(part.strip()) for part in argument.split(","))
+
+    def flag_type(self) -> str:
+        """Returns the type's name in the help."""
+        return f"list of {self._item.flag_type()}"
+
+
+def _define_axis(
+    name: str,
+    default: str,
+    text: str,
+    *,
+    item: flags.ArgumentParser,
+    values: flags.FlagValues,
+) -> None:
+    flags.DEFINE(
+        _AxisParser(item),
+        name,
+        default,
+        text,
+        flag_values=values,
+        serializer=flags.CsvListSerializer(","),
+    )
+
+
+def _define_grid_flags(values: flags.FlagValues) -> None:
+    # The choices are checked with the rest of the configuration: their lists live in
+    # modules whose import takes a second.
+    word, integer, number = (
+        flags.ArgumentParser(),
+        flags.IntegerParser(),
+        flags.FloatParser(),
+    )
+    for name, default, text, item in (
+        (
+            "mechanism",
+            "ddgauss",
+            "ddgauss (distributed discrete Gaussian), skellam or gaussian (central)",
+            word,
+        ),
+        (
+            "rotation",
+            "hadamard",
+            "how vectors are flattened before rounding: hadamard, "
+            "hadamard_power_of_two, dft, dft_uniform_phase or identity",
+            word,
+        ),
+        (
+            "norm_bound",
+            "worst_case,optimistic",
+            "what calibration assumes of the sum's norm: worst_case (c n) or "
+            "optimistic (c sqrt(n))",
+            word,
+        ),
+        ("num_clients", "100,1000", "number of clients n", integer),
+        ("dim", "250", "length d of a vector", integer),
+        ("clip", "10", "L2 clip c, and norm of every vector", number),
+        (
+            "num_stddevs",
+            "2,4",
+            "standard deviations k of the sum that must fit in 2**B",
+            number,
+        ),
+        ("bits", "10,16", "bits B a coordinate", integer),
+        ("epsilon", "0.75,1.5,3,6", "privacy budget", number),
+    ):
+        _define_axis(name, default, text, item=item, values=values)
+
+
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags of the program."""
+    _define_grid_flags(values)
+    flags.DEFINE_float("delta", 1e-5, "delta of the budget", flag_values=values)
+    flags.DEFINE_float(
+        "beta",
+        math.exp(-0.5),
+        "bias parameter of the conditional rounding, in [0, 1)",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "repeats", 50, "repeats of each cell, at least 2", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "seed",
+        None,
+        "root seed: the same seed gives the same results.csv, bit for bit. Whoever "
+        "knows it can remove the noise. Unset: the operating system's entropy, stored "
+        "nowhere",
+        lower_bound=0,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "workers",
+        None,
+        "cells measured at once (unset: one a core)",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "output_root", "runs", "folder that holds the run folders", flag_values=values
+    )
+    flags.DEFINE_string(
+        "experiment",
+        None,
+        "name of the run folder. Unset: a name that follows from the other flags, so "
+        "that the same command takes up its own unfinished run",
+        flag_values=values,
+    )
+    if values is flags.FLAGS:
+        flags.declare_key_flag("flagfile")
+
+
+def main() -> None:
+    """Runs the program on the flags."""
+    from scripts import flags as run_flags
+    from scripts.mean_estimation_config import StudyConfig
+
+    with process.user_input():
+        config = run_flags.build_config(StudyConfig, flags.FLAGS)
+    # After the flags were checked: TensorFlow takes seconds to import.
+    process.import_quietly("tensorflow")
+    from scripts import mean_estimation_study
+
+    mean_estimation_study.run(config)
+
+
+if __name__ == "__main__":
+    define_flags()
+    process.run_program(main, name=_NAME)

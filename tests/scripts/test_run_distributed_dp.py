@@ -1,0 +1,565 @@
+"""Tests for run_distributed_dp: in this process where that is enough, else outside."""
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+from absl import flags
+
+from distributed_dp import accounting
+from distributed_dp.rotation import RotationKind
+from scripts import distributed_training, run_distributed_dp
+from scripts.flags import build_config
+from scripts.training_config import TrainingConfig
+from simulation import execution, process, tasks
+
+ROOT = pathlib.Path(__file__).parents[2]
+PRESETS = sorted((ROOT / "configs" / "distributed_dp").glob("*.flags"))
+TINY = ("--total_rounds=2", "--clients_per_round=20", "--nocompare_central")
+COMMAND = [sys.executable, "-m", "scripts.run_distributed_dp"]
+
+
+def parse(*arguments: str) -> TrainingConfig:
+    values = flags.FlagValues()
+    run_distributed_dp.define_flags(values)
+    values(["run_distributed_dp", *arguments])
+    return build_config(TrainingConfig, values)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the program in this process, in a folder of the test."""
+    monkeypatch.chdir(ROOT)
+
+    def run_once(*arguments: str) -> distributed_training.RunOutcome:
+        return distributed_training.run(
+            parse(f"--output_root={tmp_path}", *TINY, *arguments)
+        )
+
+    return run_once
+
+
+def read_rows(folder: pathlib.Path) -> list[dict[str, str]]:
+    text = (folder / "metrics.csv").read_text()
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def find_descendants(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def are_gone(pids: list[int]) -> bool:
+    for _ in range(100):
+        if not any(psutil.pid_exists(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def wait_for_rows(folder: pathlib.Path, count: int, running: subprocess.Popen) -> None:
+    """Waits until a run has written `count` rounds."""
+    for _ in range(2400):
+        if (folder / "metrics.csv").exists() and len(read_rows(folder)) >= count:
+            return
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.05)
+    raise AssertionError("the run does not get on")
+
+
+@pytest.fixture(scope="module")
+def piped(tmp_path_factory):
+    """One run of the whole program, through a pipe."""
+    folder = tmp_path_factory.mktemp("piped")
+    arguments = (*TINY[:2], "--seed=5", f"--output_root={folder}")
+    line = " ".join([*COMMAND, *arguments, "--experiment=run"])
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "TF_CPP_MIN_LOG_LEVEL"
+    }
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line} | cat"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done, folder / "run"
+
+
+@pytest.fixture
+def copied(piped, tmp_path) -> pathlib.Path:
+    """A copy of that run's folder, where `run` looks for --experiment=copied."""
+    return pathlib.Path(shutil.copytree(piped[1], tmp_path / "copied"))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> distributed_training.RunOutcome:
+    """A run in this process that others are compared with."""
+    folder = tmp_path_factory.mktemp("plain")
+    return distributed_training.run(parse(f"--output_root={folder}", *TINY, "--seed=1"))
+
+
+class TestFlags:
+    def test_choices_are_those_of_the_library(self):
+        values = flags.FlagValues()
+        run_distributed_dp.define_flags(values)
+
+        def read(name: str) -> set[str]:
+            return set(values[name].parser.enum_values)
+
+        def list_values(kind) -> set[str]:
+            return {member.value for member in kind}
+
+        assert read("mechanism") == list_values(accounting.Mechanism) | {"none"}
+        assert read("sampling") == list_values(accounting.Sampling)
+        assert read("accounting") == list_values(accounting.Accounting)
+        assert read("bound") == list_values(accounting.AmplificationBound)
+        assert read("central_accountant") < list_values(accounting.Accountant)
+        assert read("rotation") == list_values(RotationKind)
+        assert read("engine") == list_values(execution.Engine)
+        assert read("task") == set(tasks.TASK_NAMES)
+
+    def test_every_field_is_a_flag_and_the_other_way_round(self):
+        values = flags.FlagValues()
+        run_distributed_dp.define_flags(values)
+        fields = {field.name for field in dataclasses.fields(TrainingConfig)}
+        assert set(values) == fields
+
+    def test_help_answers_at_once(self):
+        started = time.monotonic()
+        out = subprocess.run(
+            [*COMMAND, "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        # It takes 0.1 s; TensorFlow alone would take 3.
+        assert time.monotonic() - started < 2
+        assert out.stderr == ""
+        for name in ("mechanism", "seed", "flagfile", "dropout_rate"):
+            assert f"--{name}:" in out.stdout
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("argument", "message"),
+        [
+            ("--clip=0", "`clip` must be positive"),
+            ("--clip=nan", "`clip` must be finite"),
+            ("--epsilon=0", "`epsilon` must be positive"),
+            ("--epsilon=-1", "`epsilon` must be positive"),
+            ("--delta=0", r"`delta` must be in \(0, 1\)"),
+            ("--delta=1", r"`delta` must be in \(0, 1\)"),
+            ("--clients_per_round=0", "`clients_per_round` must be positive"),
+            ("--total_rounds=0", "`total_rounds` must be positive"),
+            ("--client_lr=inf", "`client_lr` must be finite"),
+            ("--server_momentum=1", "`server_momentum` must be in"),
+            ("--dropout_rate=1", "`dropout_rate` must be in"),
+            ("--experiment=", "`output_root` and `experiment` must not be empty"),
+        ],
+    )
+    def test_values_out_of_range_are_refused_by_the_flags(self, argument, message):
+        with pytest.raises(ValueError, match=message):
+            parse(argument)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--bits=3"], r"`bits` must .* n = 20 and k = 4"),
+            (["--clients_per_round=801"], r"`num_clients` \(800\). Found 801"),
+            (["--model=transformer"], "`model` must be one of logistic_regression"),
+            (["--beta=2"], "`beta` must be in"),
+            (["--accounting=as_published"], "`accounting` must be PROVEN"),
+            (["--sampling=fixed", "--bound=symmetric"], "`bound` must be None"),
+            (["--delta=1e-15"], "`delta` must exceed"),
+            (["--adaptive_clip", "--target_quantile=2"], "`target_quantile` must be"),
+            (["--output_root=/dev/null/runs"], "/dev/null/runs"),
+            (["--output_root=/proc/runs"], "cannot write to /proc/runs"),
+        ],
+    )
+    def test_the_rest_is_refused_before_anything_is_written(
+        self, run, tmp_path, arguments, message
+    ):
+        with pytest.raises(process.UserError, match=message):
+            run(*arguments)
+        assert not list(tmp_path.iterdir())
+
+    def test_data_that_are_not_finite_are_refused(self, run, monkeypatch):
+        task = tasks.load_task("digits")
+        broken = dataclasses.replace(
+            task.train,
+            load=lambda _: (np.full([5, 28, 28, 1], np.nan), np.zeros([5], np.int32)),
+        )
+        monkeypatch.setattr(
+            distributed_training,
+            "load_task",
+            lambda _: dataclasses.replace(task, train=broken),
+        )
+        with pytest.raises(
+            process.UserError, match="of client user_...` must be finite"
+        ):
+            run("--mechanism=none")
+
+    def test_it_is_one_line_and_exit_code_2(self, tmp_path):
+        arguments = {
+            "light": ["--clip=0"],
+            "unknown": ["--mechanism=magic"],
+            "heavy": ["--bits=3", f"--output_root={tmp_path / 'runs'}"],
+        }
+        running = {
+            name: subprocess.Popen(
+                [*COMMAND, *extra],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            for name, extra in arguments.items()
+        }
+        for name, child in running.items():
+            out, error = child.communicate(timeout=120)
+            assert (child.returncode, out) == (2, ""), name
+            assert error.count("\n") == 1, name
+            assert error.startswith("run_distributed_dp: error: "), name
+        assert not (tmp_path / "runs").exists()
+
+
+class TestOutputs:
+    def test_a_pipe_ends_and_nothing_is_left(self, piped):
+        # That `run` returned shows that no process holds the pipe.
+        assert not [
+            child
+            for child in psutil.process_iter(["cmdline"])
+            if str(piped[1].parent) in " ".join(child.info["cmdline"] or [])
+        ]
+
+    def test_start_up_is_quiet(self, piped):
+        lines = piped[0].stderr.replace("\r", "\n").splitlines()
+        strange = [
+            line
+            for line in lines
+            if line and not line.startswith(("ddgauss:", "gauss"))
+        ]
+        assert not strange
+
+    def test_the_first_lines_say_what_will_be_done(self, piped):
+        head = piped[0].stdout.split("\n\n")[0]
+        for text in (
+            "real handwritten digits",
+            "800; 20 a round, poisson sampling (q = 0.025); 2 rounds",
+            "logistic_regression, 7,850 parameters",
+            "distributed discrete Gaussian, 16 bits: epsilon <= 6 at delta = 0.00125",
+            "beside it   central Gaussian",
+            "no cryptography is run",
+            "tff on CPU",
+            "reproducible: all randomness follows from --seed=5",
+            str(piped[1]),
+        ):
+            assert text in head
+
+    def test_the_last_lines_say_what_it_cost_and_where_it_lies(self, piped):
+        out = piped[0].stdout
+        for text in (
+            "Privacy, analyst of the released models: epsilon = ",
+            "(delta * N = 1)",
+            "the same at delta = 1e-05 (delta * N = 0.008): epsilon = ",
+            "Privacy, the server itself: epsilon = ",
+            "Privacy, the server itself: none (epsilon = inf)",
+            "does not cover: this run has a root seed",
+            "does not cover: whoever sees both models of this run",
+            "131,072",
+            "wall time",
+        ):
+            assert text in out
+        for name in ("config.json", "metrics.csv", "results.json", "plot.png"):
+            assert str(piped[1] / name) in out
+            assert (piped[1] / name).stat().st_size > 0
+
+    def test_both_mechanisms_meet_the_same_clients(self, piped):
+        ours, central = read_rows(piped[1]), read_rows(piped[1] / "gaussian")
+        assert [row["mechanism"] for row in ours + central] == ["ddgauss"] * 2 + [
+            "gaussian"
+        ] * 2
+        assert [row["clients_joined"] for row in ours] == [
+            row["clients_joined"] for row in central
+        ]
+
+    def test_every_epsilon_comes_with_what_it_rests_on(self, piped):
+        rows = read_rows(piped[1])
+        epsilons = [float(row["epsilon"]) for row in rows]
+        assert 0 < epsilons[0] < epsilons[1] <= 6
+        for row in rows:
+            assert float(row["delta"]) == 1 / 800
+            assert float(row["sampling_rate"]) == 20 / 800
+            assert row["sampler"] == "poisson"
+            assert row["reproducible"] == "True"
+            assert float(row["central_stddev"]) == pytest.approx(
+                float(row["noise_multiplier"]) * 0.1
+            )
+
+    def test_the_configuration_is_complete(self, piped):
+        config = json.loads((piped[1] / "config.json").read_text())
+        assert config["flags"]["delta"] == 1 / 800
+        assert config["flags"]["model"] == "logistic_regression"
+        assert config["seed"] == 5 and config["reproducible"] is True
+        assert config["mechanisms"]["ddgauss"]["bits"] == 16
+        assert "tensorflow-federated" in config["versions"]
+
+    def test_the_same_seed_gives_the_same_file(self, piped, run, tmp_path):
+        run("--seed=5", "--experiment=again")
+        again = tmp_path / "again" / "metrics.csv"
+        assert again.read_bytes() == (piped[1] / "metrics.csv").read_bytes()
+
+
+class TestResuming:
+    ARGUMENTS = ("--seed=3", "--total_rounds=6", "--checkpoint_every=2")
+
+    def test_kill_9_and_resume_equals_uninterrupted(self, run, tmp_path, capsys):
+        run(*self.ARGUMENTS, "--experiment=whole")
+        arguments = [*TINY, *self.ARGUMENTS, f"--output_root={tmp_path}"]
+        running = subprocess.Popen(
+            [*COMMAND, *arguments, "--experiment=killed"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        wait_for_rows(tmp_path / "killed", 3, running)
+        children = find_descendants(running.pid)
+        running.kill()
+        running.communicate()
+        assert children and are_gone(children)
+        capsys.readouterr()
+        run(*self.ARGUMENTS, "--experiment=killed")
+        assert "going on" in capsys.readouterr().out
+        for name in ("metrics.csv", "ledger.json", "results.json"):
+            whole, resumed = (
+                (tmp_path / folder / name).read_bytes()
+                for folder in ("whole", "killed")
+            )
+            assert whole == resumed, name
+
+    FINISHED = ("--seed=5", "--compare_central", "--experiment=copied")
+
+    def test_other_flags_are_refused_with_the_difference(self, run, copied):
+        before = {
+            file: file.read_bytes() for file in copied.rglob("*") if file.is_file()
+        }
+        with pytest.raises(process.UserError) as caught:
+            run(*self.FINISHED, "--clip=0.25")
+        assert "flags.clip: 0.1 -> 0.25" in str(caught.value)
+        assert "flags.bits" not in str(caught.value)
+        assert before == {file: file.read_bytes() for file in before}
+
+    def test_a_damaged_checkpoint_is_refused(self, run, copied):
+        (file,) = (copied / "checkpoints" / "round_2").rglob("*.data-*")
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(process.UserError, match="round_2 is damaged"):
+            run(*self.FINISHED)
+
+    def test_a_folder_named_by_the_flags_is_taken_up_until_it_is_finished(self, run):
+        first = run("--mechanism=none").folder
+        (first / "results.json").unlink()
+        assert run("--mechanism=none").folder == first
+
+        def choose(*arguments: str) -> pathlib.Path:
+            config = parse(f"--output_root={first.parent}", *TINY, *arguments)
+            settings = json.loads((first / "config.json").read_text())
+            settings["flags"]["clip"] = config.clip
+            return distributed_training.choose_folder(config, settings)
+
+        assert choose("--mechanism=none") == first.with_name(f"{first.name}-2")
+        assert choose("--mechanism=none", "--clip=3") != first
+        assert choose("--experiment=mine") == first.parent / "mine"
+
+
+class TestEnding:
+    def test_signals_leave_no_process_and_keep_the_last_round(self, tmp_path):
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        arguments = [*TINY, "--total_rounds=500", f"--output_root={tmp_path}"]
+        programs = [
+            subprocess.Popen(
+                [*COMMAND, *arguments, f"--experiment={number.name}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+            for number in numbers
+        ]
+        for number, running in zip(numbers, programs, strict=True):
+            folder = tmp_path / number.name
+            wait_for_rows(folder, 2, running)
+            children = find_descendants(running.pid)
+            running.send_signal(number)
+            _, error = running.communicate(timeout=60)
+            assert running.returncode == 128 + number
+            assert children and are_gone(children)
+            rounds = len(read_rows(folder))
+            assert error.strip().splitlines()[-1] == (
+                f"run_distributed_dp: ended by {number.name}: round {rounds} of 500 is "
+                f"saved in {folder}; the same command goes on from there"
+            )
+            assert "Traceback" not in error
+            assert (folder / "checkpoints" / f"round_{rounds}").is_dir()
+
+    def test_a_defect_leaves_no_process_and_a_traceback(self, tmp_path):
+        program = (
+            "import sys\n"
+            "from scripts import run_distributed_dp\n"
+            "from simulation import process\n"
+            "def main():\n"
+            "    process.import_quietly('tensorflow_federated')\n"
+            "    from simulation import training\n"
+            "    def fail(*args):\n"
+            "        print(*process._find_children())\n"
+            "        raise RuntimeError('a defect')\n"
+            "    training.run_training = fail\n"
+            "    run_distributed_dp.main()\n"
+            "run_distributed_dp.define_flags()\n"
+            "process.run_program(main, name='program', argv=sys.argv)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, f"--output_root={tmp_path}", *TINY],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=ROOT,
+        )
+        assert done.returncode == 1
+        assert "RuntimeError: a defect" in done.stderr
+        assert are_gone([int(pid) for pid in done.stdout.splitlines()[-1].split()])
+
+
+class TestModes:
+    def test_fixed_cohorts_are_accounted_by_replacing_one(self, run, capsys):
+        outcome = run("--sampling=fixed", "--bits=20")
+        rows = read_rows(outcome.folder)
+        assert [row["clients_joined"] for row in rows] == ["20", "20"]
+        assert "adjacency: replace one user" in capsys.readouterr().out
+
+    def test_as_published_is_said(self, run, capsys):
+        run("--sampling=fixed", "--accounting=as_published")
+        out = capsys.readouterr().out
+        assert "as published, not a proven bound for this sampler" in out
+
+    def test_no_privacy_has_an_infinite_epsilon(self, run, capsys):
+        outcome = run("--mechanism=none")
+        assert {row["epsilon"] for row in read_rows(outcome.folder)} == {"inf"}
+        assert "no privacy: epsilon = inf" in capsys.readouterr().out
+
+    def test_dropout_weakens_the_servers_view_alone(self, run, plain):
+        def read(outcome, view):
+            results = json.loads((outcome.folder / "results.json").read_text())
+            found = results["ddgauss"][view]
+            return (found[0] if isinstance(found, list) else found)["epsilon"]
+
+        half = run("--seed=1", "--dropout_rate=0.5")
+        assert read(half, "privacy") == read(plain, "privacy")
+        assert read(half, "server_privacy") > 1.2 * read(plain, "server_privacy")
+        rows = read_rows(half.folder)
+        assert all(
+            int(row["clients_reporting"]) < int(row["clients_joined"]) for row in rows
+        )
+
+    def test_the_clip_adapts_and_is_paid_for(self, run, plain):
+        adaptive = run("--seed=1", "--adaptive_clip", "--clip=0.01", "--clip_lr=1")
+        clips = [float(row["l2_clip"]) for row in read_rows(adaptive.folder)]
+        # Nearly all updates are longer than the clip that it starts with.
+        assert clips[1] > 1.2 * clips[0]
+        multipliers = [
+            float(read_rows(outcome.folder)[0]["noise_multiplier"])
+            for outcome in (plain, adaptive)
+        ]
+        assert multipliers[1] > multipliers[0]
+
+    def test_without_diagnostics_released_quantities_alone_are_left(self, run, capsys):
+        outcome = run("--diagnostics=off", "--compare_central")
+        for folder in (outcome.folder, outcome.folder / "gaussian"):
+            columns = list(read_rows(folder)[0])
+            for part in ("train_", "test_", "clients", "norm", "clipped", "redraws"):
+                assert not [name for name in columns if part in name]
+        assert not (outcome.folder / "plot.png").exists()
+        results = json.loads((outcome.folder / "results.json").read_text())
+        assert results["ddgauss"]["test"] is None
+        assert "Privacy, the server itself: epsilon = " in capsys.readouterr().out
+
+    def test_an_unseeded_run_says_so_everywhere(self, run, capsys):
+        outcome = run("--mechanism=none")
+        assert "not reproducible" in capsys.readouterr().out
+        config = json.loads((outcome.folder / "config.json").read_text())
+        assert config["seed"] == "from the operating system"
+        assert {row["reproducible"] for row in read_rows(outcome.folder)} == {"False"}
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+class TestPresets:
+    def test_two_rounds(self, run, preset):
+        size = 20 if "digits" in preset.stem else 3
+        outcome = run(f"--flagfile={preset}", *TINY, f"--clients_per_round={size}")
+        result = next(iter(outcome.results.values()))
+        assert result.ledger_state.rounds_completed == 2
+
+    def test_the_header_says_how_and_what(self, preset):
+        head = [
+            line for line in preset.read_text().splitlines() if line.startswith("#")
+        ]
+        text = "\n".join(head)
+        assert "python -m scripts.run_distributed_dp" in text
+        assert f"--flagfile=configs/distributed_dp/{preset.name}" in text
+        for word in ("Expected", "Runtime"):
+            assert word in text
+
+
+class TestPublishedSettings:
+    """Noise multipliers of the EMNIST settings, as their presets say."""
+
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("emnist", 0.8492),
+            ("emnist_epsilon3", 1.6221),
+            ("emnist_as_published", 0.8938),
+            ("emnist_gaussian", 0.8479),
+        ],
+    )
+    def test_calibration(self, monkeypatch, name, expected):
+        from scripts.mechanism_plan import build_plans
+        from simulation import seeds
+
+        monkeypatch.chdir(ROOT)
+        preset = f"--flagfile=configs/distributed_dp/{name}.flags"
+        (plan,) = build_plans(
+            parse(preset),
+            num_clients=3_400,
+            dim=1_018_174,
+            root=seeds.build_root_seed(0),
+        )
+        assert plan.parameters.noise_multiplier == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.slow
+def test_accuracy_of_the_default(tmp_path, monkeypatch):
+    """Three seeds: at least 85 %, and within a point of the central Gaussian."""
+    monkeypatch.chdir(ROOT)
+    accuracies = {"ddgauss": [], "gaussian": []}
+    for seed in (1, 2, 3):
+        outcome = distributed_training.run(
+            parse(f"--output_root={tmp_path}", f"--seed={seed}", "--eval_every=100")
+        )
+        for name, result in outcome.results.items():
+            accuracies[name].append(result.final["accuracy"])
+    means = {name: np.mean(values) for name, values in accuracies.items()}
+    assert means["ddgauss"] >= 0.85
+    assert abs(means["gaussian"] - means["ddgauss"]) <= 0.01
