@@ -38,7 +38,7 @@ run: $(STAMP) ## Train on real digits under distributed DP (RUN_FLAGS="--help")
 test: lint ## Check style, types, import rules, tests and notebooks (SLOW=1: all tests)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		$(if $(SLOW),,-m "not slow") $(PYTEST_FLAGS) \
-		tests $(if $(wildcard notebooks/*.ipynb),--nbmake notebooks)
+		tests $(if $(wildcard notebooks/*.ipynb),--nbmake --nbmake-timeout=600 notebooks)
 
 lint: $(STAMP) ## Check style, types and import rules only
 	$(BIN)/ruff check .
