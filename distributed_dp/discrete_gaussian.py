@@ -14,13 +14,13 @@ differs from DG(s) by at most r in total variation. `t` is real, so every real s
 exactly; Y is drawn by the same rule.
 
 Distance to the exact law, per draw (`SAMPLER_TOTAL_VARIATION` = 2**-70):
-  * table rounding: 2**-(32 - 12 + 64) = 2**-84 a table (`alias_table`);
+  * table rounding: 2**-(32 - 13 + 64) = 2**-83 a table (`alias_table`);
   * mass outside a table: at least 10.3 standard deviations are covered, and for |z| >= L
     the tail of DG(s) is at most 2 exp(-L**2 / (2 s**2)) <= 2**-75.5;
   * composition: b**2 >= 2.83 is kept, so r <= 2.0001 exp(-55.86) < 2**-79.5.
-A draw uses at most 8 tables and 7 compositions: 8 (2**-75.5 + 2**-84) + 7 * 2**-79.5 <
+A draw uses at most 9 tables and 8 compositions: 9 (2**-75.5 + 2**-83) + 8 * 2**-79.5 <
 2**-72. The statement is about uniform random words; the words come from a
-counter-based generator (Philox or ThreeFry) keyed by the seed.
+counter-based generator (Philox) keyed by the seed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_SCALE = 2.0**40
 _LOWER_RATIO = Fraction(17, 10)  # a in the module docstring.
 _MIN_TOP_SCALE = 12.0  # Then b**2 = 1 / (1 / a**2 + 1 / t**2) >= 2.83.
 _TOP_INDEX_BITS = 10
-_MAX_TOP_INDEX_BITS = 12
+_MAX_TOP_INDEX_BITS = 13  # Then scales may differ by a factor of 16, see below.
 _STRIDE = 29  # a * 29 = 49.3 still fits a table of 2**10 columns.
 _INT32_SCALE = 2.0**31 / 128
 
@@ -134,7 +134,7 @@ def sample_discrete_gaussian(
     """
     if not 0 <= scale <= MAX_SCALE:
         raise ValueError(f"`scale` must be in [0, 2**40]. Found {scale!r}.")
-    sampler = build_discrete_gaussian_sampler([Fraction(scale) ** 2])
+    sampler = build_discrete_gaussian_sampler([Fraction(float(scale)) ** 2])
     return tf.cast(sampler.sample(shape, tf.convert_to_tensor(seed)), tf.int64)
 
 
@@ -143,7 +143,8 @@ def _check_variance(variance: Fraction | float) -> Fraction:
         raise ValueError(
             f"`variances` must be finite and in [0, 2**80]. Found {float(variance)!r}."
         )
-    return Fraction(variance)
+    # Through float: a NumPy integer in a Fraction would overflow silently.
+    return variance if isinstance(variance, Fraction) else Fraction(float(variance))
 
 
 @functools.lru_cache(maxsize=32)

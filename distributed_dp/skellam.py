@@ -58,15 +58,20 @@ def build_skellam_sampler(variances: Sequence[Fraction | float]) -> SkellamSampl
     """Builds the tables for every variance.
 
     Raises:
-      ValueError: If a variance is negative, not finite or above MAX_VARIANCE.
+      ValueError: If a variance is negative, not finite or above MAX_VARIANCE, or there
+        is none.
     """
+    if len(variances) == 0:
+        raise ValueError(f"`variances` must not be empty. Found {variances!r}.")
     for variance in variances:
         if not 0 <= variance <= MAX_VARIANCE:
             raise ValueError(
                 f"`variances` must be in [0, {MAX_VARIANCE!r}]. Found "
                 f"{float(variance)!r}."
             )
-    return _build_sampler(tuple(Fraction(variance) for variance in variances))
+    # Through float: a NumPy integer in a Fraction would overflow silently.
+    exact = [v if isinstance(v, Fraction) else Fraction(float(v)) for v in variances]
+    return _build_sampler(tuple(exact))
 
 
 def sample_skellam(variance: float, shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
