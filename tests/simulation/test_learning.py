@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation import learning
-from tests.simulation import conftest as toys
+from tests.simulation import toys
 
 LEARNING_RATE = 0.3
 WEIGHTS = (

@@ -13,7 +13,7 @@ import pytest
 import tensorflow_federated as tff
 
 from simulation import checkpoint, cohort, learning, ledger, process, seeds, training
-from tests.simulation import conftest as toys
+from tests.simulation import toys
 
 pytestmark = pytest.mark.usefixtures("engine")
 

@@ -1,0 +1,86 @@
+"""A model, data and an aggregator that are small enough to compute by hand."""
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulation import model as models
+
+NUM_CLIENTS = 6
+NUM_CLASSES = 3
+SHAPE = (2, 2, 1)
+
+
+def build_toy_model(*, dropout: bool = False) -> models.Model:
+    """Returns logistic regression, with dropout on its input if asked for."""
+    model = models.build_logistic_regression(SHAPE, NUM_CLASSES)
+    if not dropout:
+        return model
+
+    def predict(weights, x, seed):
+        return model.predict(weights, models.apply_dropout(x, 0.5, seed), None)
+
+    return models.Model(
+        name="toy_dropout",
+        initialize=model.initialize,
+        predict=predict,
+        compute_loss=model.compute_loss,
+        metrics=model.metrics,
+        example_spec=model.example_spec,
+    )
+
+
+def load_toy_client(client_id: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns from 1 to 6 examples, a function of the client's name."""
+    index = int(client_id)
+    rng = np.random.default_rng(index)
+    x = rng.normal(size=[index + 1, *SHAPE]).astype(np.float32)
+    return x, rng.integers(NUM_CLASSES, size=index + 1).astype(np.int32)
+
+
+class CarriedMeanFactory(tff.aggregators.UnweightedAggregationFactory):
+    """The sum of (weights, seed, joined) over `divisor`, with noise from the seeds.
+
+    It measures what it was given: the sum of `joined`, and the sum of the seeds.
+    """
+
+    def __init__(self, divisor: float, noise_stddev: float = 0.0) -> None:
+        self._divisor = divisor
+        self._noise_stddev = noise_stddev
+
+    def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+        @tff.tensorflow.computation(value_type)
+        def prepare(value):
+            weights, seed, joined = value
+            noisy = tf.nest.map_structure(
+                lambda weight: (
+                    (
+                        weight
+                        + self._noise_stddev
+                        * tf.random.stateless_normal(weight.shape, seed)
+                    )
+                    / self._divisor
+                ),
+                weights,
+            )
+            return noisy, joined, tf.reduce_sum(tf.cast(seed, tf.int64))
+
+        @tff.federated_computation
+        def initialize():
+            return tff.federated_value((), tff.SERVER)
+
+        @tff.federated_computation(
+            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state, value):
+            weights, joined, seeds = tff.federated_map(prepare, value)
+            measurements = collections.OrderedDict(
+                joined=tff.federated_sum(joined), seeds=tff.federated_sum(seeds)
+            )
+            return tff.templates.MeasuredProcessOutput(
+                state, tff.federated_sum(weights), tff.federated_zip(measurements)
+            )
+
+        return tff.templates.AggregationProcess(initialize, next_fn)
