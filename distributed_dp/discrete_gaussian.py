@@ -15,8 +15,8 @@ exactly; Y is drawn by the same rule.
 
 Distance to the exact law, per draw (`SAMPLER_TOTAL_VARIATION` = 2**-70):
   * table rounding: 2**-(32 - 13 + 64) = 2**-83 a table (`alias_table`);
-  * mass outside a table: at least 10.3 standard deviations are covered, and for |z| >= L
-    the tail of DG(s) is at most 2 exp(-L**2 / (2 s**2)) <= 2**-75.5;
+  * mass outside a table: 10.3 standard deviations or more are covered, and for |z| >=
+    L the tail of DG(s) is at most 2 exp(-L**2 / (2 s**2)) <= 2**-75.5;
   * composition: b**2 >= 2.83 is kept, so r <= 2.0001 exp(-55.86) < 2**-79.5.
 A draw uses at most 9 tables and 8 compositions: 9 (2**-75.5 + 2**-83) + 8 * 2**-79.5 <
 2**-72. The statement is about uniform random words; the words come from a

@@ -7,6 +7,7 @@ randomness comes in as seeds, all parameters are fixed when the codec is built.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Protocol
 
@@ -125,16 +126,18 @@ class Codec:
           The residues and this client's measurements.
         """
         rounding_seed, share_seed = split_seed(noise_seed, 2)
-        clipped, norm = compile_piece(clip_by_l2_norm)(x, tf.cast(l2_clip, tf.float32))
+        compiled = functools.partial(compile_piece, size=self.rotation.padded_dim)
+        clip = tf.cast(l2_clip, tf.float32)
+        clipped, norm = compiled(clip_by_l2_norm)(x, clip)
         rotated = self.rotation.rotate(clipped, rotation_seed)
-        scaled = compile_piece(self._scale)(rotated, tf.cast(l2_clip, tf.float32))
+        scaled = compiled(self._scale)(rotated, clip)
         rounded = round_conditionally(
             scaled, self.parameters.max_squared_norm, rounding_seed
         )
         share = self.noise.sample_share(
             self.rotation.padded_dim, share_seed, tf.cast(joined, tf.int64)
         )
-        residues = compile_piece(self._add_share)(rounded.values, share)
+        residues = compiled(self._add_share)(rounded.values, share)
         norm, limit = tf.squeeze(norm, -1), tf.cast(l2_clip, tf.float64)
         is_finite = tf.math.is_finite(norm)
         step = limit / self.parameters.scaled_l2_clip

@@ -171,7 +171,7 @@ class _HadamardRotation(Rotation):
             flipped = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.uint32), masks)
             return tf.bitcast(flipped, tf.float32)
 
-        return compile_piece(flip)(x, seed)
+        return compile_piece(flip, size=self._padded_dim)(x, seed)
 
     def _apply(self, factors: list[np.ndarray], x: tf.Tensor) -> tf.Tensor:
         shape = x.shape

@@ -115,14 +115,16 @@ def round_conditionally(
 
 def _draw(x: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """One random rounding of x and its squared norm."""
-    words = compile_piece(lambda stream: draw_uint32(stream, x.shape[0]))(seed)
+    size = x.shape[0]
+    draw_words = compile_piece(lambda stream: draw_uint32(stream, size), size=size)
+    words = draw_words(seed)
 
     def round_up(x: tf.Tensor, words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         floor = tf.floor(x)
         rounded = floor + tf.cast(to_uniform(words) < x - floor, tf.float32)
         return rounded, compute_squared_norm(rounded)
 
-    return compile_piece(round_up)(x, words)
+    return compile_piece(round_up, size=size)(x, words)
 
 
 def _round_toward_zero(x: tf.Tensor, limit: float) -> tuple[tf.Tensor, tf.Tensor]:

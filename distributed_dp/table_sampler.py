@@ -61,8 +61,8 @@ def sample_tables(
     )
     word_seed, tie_seed = split_seed(seed, 2)
     selected = [_select_row(table, row) for table in tables]
-    words = compile_piece(draw.draw_words)(word_seed)
-    value, tied = compile_piece(draw.look_up)(words, selected)
+    words = compile_piece(draw.draw_words, size=num)(word_seed)
+    value, tied = compile_piece(draw.look_up, size=num)(words, selected)
     value = draw.complete_ties(words, selected, value, tied, tie_seed)
     return tf.reshape(tf.reshape(value, [-1])[:num], shape)
 

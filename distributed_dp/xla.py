@@ -12,9 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
+MIN_SIZE = 1 << 17
+"""Below this many elements compiling costs more than it saves."""
 
-def compile_piece(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets XLA compile `function` where it is part of a graph for the CPU.
+
+def compile_piece(function: Callable[..., Any], *, size: int) -> Callable[..., Any]:
+    """Lets XLA compile `function` where it is a large part of a graph for the CPU.
 
     Eager calls and graphs built where a GPU is visible run op by op: a GPU's own
     kernels are fast, and its XLA needs tools that the TensorFlow wheel does not ship.
@@ -22,6 +25,7 @@ def compile_piece(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
       function: Of tensors (nested) to tensors (nested).
+      size: Number of elements that it works on.
 
     Returns:
       A function of the same arguments.
@@ -29,7 +33,9 @@ def compile_piece(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        if tf.executing_eagerly() or tf.config.list_physical_devices("GPU"):
+        if size < MIN_SIZE or tf.executing_eagerly():
+            return function(*args)
+        if tf.config.list_physical_devices("GPU"):
             return function(*args)
         return tf.function(function, autograph=False, jit_compile=True)(*args)
 
