@@ -18,6 +18,7 @@ the accountant charges that event's probability.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -48,7 +49,11 @@ class NoiseShares(abc.ABC):
       high: Largest one.
     """
 
-    def __init__(self, low: int, high: int):
+    def __init__(self, central_scale: float, low: int, high: int):
+        if not 0 <= central_scale < math.inf:
+            raise ValueError(
+                f"`central_scale` must be finite and >= 0. Found {central_scale!r}."
+            )
         if not 1 <= low <= high:
             raise ValueError(f"`low` must be in [1, high={high!r}]. Found {low!r}.")
         self.low = low
@@ -97,8 +102,8 @@ class DiscreteGaussianShares(NoiseShares):
     """Shares of a discrete Gaussian of scale `central_scale`."""
 
     def __init__(self, central_scale: float, *, low: int, high: int):
-        super().__init__(low, high)
-        variance = Fraction(central_scale) ** 2
+        super().__init__(central_scale, low, high)
+        variance = Fraction(float(central_scale)) ** 2
         self.sampler = build_discrete_gaussian_sampler(
             [variance / size for size in range(low, high + 1)]
         )
@@ -131,11 +136,12 @@ class SkellamShares(NoiseShares):
     """Shares of a Skellam of standard deviation `central_scale`."""
 
     def __init__(self, central_scale: float, *, low: int, high: int):
-        super().__init__(max(low, -(-high // SKELLAM_COHORT_RATIO)), high)
+        super().__init__(central_scale, low, high)
+        self.low = max(low, -(-high // SKELLAM_COHORT_RATIO))
         per_client = _choose_units(central_scale, self.low, high)
         self.num_units = per_client * high
         self.max_units = self.num_units // self.low
-        unit = Fraction(central_scale) ** 2 / self.num_units
+        unit = Fraction(float(central_scale)) ** 2 / self.num_units
         self.sampler = build_skellam_sampler(
             [units * unit for units in range(self.max_units + 1)]
         )
