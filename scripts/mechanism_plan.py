@@ -14,6 +14,7 @@ from distributed_dp import accounting
 from distributed_dp.adaptive_clip import AdaptiveClip, build_adaptive_clip
 from distributed_dp.central_gaussian_factory import CentralGaussianFactory
 from distributed_dp.ddgauss_factory import DDGaussFactory
+from distributed_dp.distributed_factory import DistributedFactory
 from distributed_dp.no_privacy_factory import NoPrivacyFactory
 from distributed_dp.rotation import RotationKind, build_rotation
 from distributed_dp.skellam_factory import DistributedSkellamFactory
@@ -153,15 +154,20 @@ class MechanismPlan:
         From what happened where that was recorded; else a part that is undercut with
         negligible probability, with the assumption that says so.
         """
-        low, high = self.bounds.low, self.bounds.high
+        if not isinstance(self.factory, DistributedFactory):
+            raise TypeError("Only a distributed mechanism has shares.")
+        compute_part = self.factory.noise.compute_variance_fraction
         reported = state.survivor_counts[state.survivor_counts > 0]
         recorded = np.any(state.cohort_sizes >= 0) and not state.rounds_lost
         if recorded and len(reported):
             joined = state.cohort_sizes[state.survivor_counts > 0]
-            return float(np.min(reported / np.clip(joined, low, high))), None
+            pairs = zip(joined, reported, strict=True)
+            return min(compute_part(int(k), int(n)) for k, n in pairs), None
+        low, high = self.bounds.low, self.bounds.high
         sizes = np.arange(low, high + 1)
         survivors = np.maximum(stats.binom.ppf(_RARE, sizes, 1 - dropout_rate), 1)
-        return float(np.min(survivors / sizes)), (
+        pairs = zip(sizes, survivors, strict=True)
+        return min(compute_part(int(k), int(n)) for k, n in pairs), (
             f"no cohort was smaller than {low}, and in none did more clients drop out "
             f"than happens with probability {_RARE:g} in a round"
         )
