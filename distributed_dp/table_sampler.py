@@ -51,7 +51,7 @@ def sample_tables(
       int32 (or int64 if `wide`) tensor of `shape`.
     """
     num = math.prod(shape)
-    block = min(BLOCK, max(num, 1))
+    block = min(BLOCK, max(num + num % 2, 2))
     draw = _BlockDraw(
         tables=tuple(tables),
         strides=tuple(strides),
@@ -64,7 +64,8 @@ def sample_tables(
     words = compile_piece(draw.draw_words, size=num)(word_seed)
     value, tied = compile_piece(draw.look_up, size=num)(words, selected)
     value = draw.complete_ties(words, selected, value, tied, tie_seed)
-    return tf.reshape(tf.reshape(value, [-1])[:num], shape)
+    value = tf.reshape(tf.reshape(value, [-1])[:num], shape)
+    return tf.bitcast(value, tf.int64 if wide else tf.int32)
 
 
 def _select_row(table: AliasTable, row: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -116,26 +117,32 @@ class _BlockDraw:
         tied: tf.Tensor,
         seed: tf.Tensor,
     ) -> tf.Tensor:
-        """Recomputes each block with a tie, with 64 further bits a table and draw."""
-        signed = tf.int32 if words[0].dtype == tf.uint32 else tf.int64
-        stored = [tf.bitcast(word, signed) for word in words]
+        """Recomputes each block with a tie, with 64 further bits a table and draw.
+
+        Inside the loop values and words are int64: that has GPU kernels where int32
+        stays in host memory and unsigned integers have none.
+        """
+        stored = [_to_int64(word) for word in words]
 
         def complete(value: tf.Tensor, pending: tf.Tensor) -> Sequence[tf.Tensor]:
             current = tf.argmax(tf.cast(pending, tf.float32))
             block_words = [
-                tf.bitcast(tf.gather(w, current), words[0].dtype) for w in stored
+                _from_int64(tf.gather(word, current), words[0].dtype) for word in stored
             ]
             shape = [len(self.tables), self.block]
-            extra = tf.unstack(draw_uint64(fold_in(seed, current), shape))
-            fixed, _ = self._look_up(self._split(block_words), rows, extra)
-            value = tf.tensor_scatter_nd_update(value, [[current]], [fixed])
+            extra = draw_uint64(fold_in(seed, current), shape)
+            extras = [extra[index] for index in range(len(self.tables))]
+            fixed, _ = self._look_up(self._split(block_words), rows, extras)
+            value = tf.tensor_scatter_nd_update(value, [[current]], [_to_int64(fixed)])
             index = tf.constant(np.arange(self.num_blocks))
             return value, pending & tf.not_equal(index, current)
 
-        value, _ = tf.while_loop(
-            lambda _, pending: tf.reduce_any(pending), complete, (value, tied)
+        stored_value, _ = tf.while_loop(
+            lambda _, pending: tf.reduce_any(pending),
+            complete,
+            (_to_int64(value), tied),
         )
-        return value
+        return _from_int64(stored_value, self.unsigned)
 
     def _split(self, words: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns one word of its own width a table."""
@@ -170,8 +177,7 @@ class _BlockDraw:
             tied = tied | tie if index else tie
         pairs = zip(self.tables, self.strides, strict=True)
         offset = sum(table.offset * stride for table, stride in pairs)
-        total = total - tf.constant(offset, self.unsigned)
-        return tf.bitcast(total, tf.int64 if self.wide else tf.int32), tied
+        return total - tf.constant(offset, self.unsigned), tied
 
 
 def _look_up_one(
@@ -196,3 +202,18 @@ def _look_up_one(
         rest = tf.bitcast(tf.gather(low, position), tf.uint64)
         keep = tf.where(tie, tie_word < rest, keep)
     return tf.where(keep, word, entry) & mask, tie
+
+
+def _to_int64(words: tf.Tensor) -> tf.Tensor:
+    """Views unsigned words as int64, two uint32 at a time."""
+    if words.dtype == tf.uint32:
+        words = tf.reshape(words, [*words.shape[:-1], words.shape[-1] // 2, 2])
+    return tf.bitcast(words, tf.int64)
+
+
+def _from_int64(words: tf.Tensor, unsigned: tf.DType) -> tf.Tensor:
+    """Inverts `_to_int64`."""
+    words = tf.bitcast(words, unsigned)
+    if unsigned == tf.uint32:
+        words = tf.reshape(words, [*words.shape[:-2], -1])
+    return words
