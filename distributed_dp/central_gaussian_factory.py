@@ -6,6 +6,7 @@ import tensorflow_federated as tff
 
 from distributed_dp.accounting import CohortScheme, GaussianParameters
 from distributed_dp.central_aggregation import build_central_process
+from distributed_dp.random_bits import check_seed
 from distributed_dp.update_layout import NoiseSeeds, UpdateLayout
 
 
@@ -39,13 +40,14 @@ class CentralGaussianFactory(tff.aggregators.UnweightedAggregationFactory):
           diagnostics: Whether to measure norms and clipping.
 
         Raises:
-          ValueError: If parameters and scheme disagree.
+          ValueError: If parameters and scheme disagree, or the seed is no int32 pair.
         """
         if parameters.clients_per_round != scheme.clients_per_round:
             raise ValueError(
                 "`parameters.clients_per_round` must equal the scheme's "
                 f"{scheme.clients_per_round}. Found {parameters.clients_per_round!r}."
             )
+        check_seed("server_noise_seed", server_noise_seed)
         self._parameters = parameters
         self._noise_seeds = noise_seeds
         self._server_noise_seed = server_noise_seed

@@ -28,7 +28,7 @@ from distributed_dp.encoding import Codec
 from distributed_dp.entropy import draw_entropy_seed
 from distributed_dp.modular import center, wrap
 from distributed_dp.noise import NoiseShares
-from distributed_dp.random_bits import fold_in, split_seed
+from distributed_dp.random_bits import check_seed, fold_in, split_seed
 from distributed_dp.rotation import RotationKind, build_rotation
 from distributed_dp.update_layout import NoiseSeeds, UpdateLayout
 
@@ -75,13 +75,22 @@ class DistributedFactory(tff.aggregators.UnweightedAggregationFactory):
           diagnostics: Whether to measure norms, clipping and redraws.
 
         Raises:
-          ValueError: If parameters and scheme disagree, or the noise cannot be drawn.
+          ValueError: If parameters and scheme disagree, a seed is no int32 pair, both
+            seeds are the same (one of them is public), or the noise cannot be drawn.
         """
         if parameters.clients_per_round != scheme.clients_per_round:
             raise ValueError(
                 "`parameters.clients_per_round` must equal the scheme's "
                 f"{scheme.clients_per_round}. Found {parameters.clients_per_round!r}."
             )
+        check_seed("rotation_seed", rotation_seed)
+        check_seed("server_noise_seed", server_noise_seed)
+        if server_noise_seed is not None and rotation_seed is not None:
+            if tuple(server_noise_seed) == tuple(rotation_seed):
+                raise ValueError(
+                    "`server_noise_seed` must differ from `rotation_seed`, which is "
+                    f"public. Found {server_noise_seed!r} for both."
+                )
         self._parameters = parameters
         self._scheme = scheme
         self._bounds = compute_cohort_bounds(scheme)
@@ -213,7 +222,9 @@ class _RoundOps:
                 [tf.cast(residues, tf.int64), [tf.cast(indicator, tf.int64)]], axis=0
             )
         counts = collections.OrderedDict(
-            arrived=tf.constant(1, tf.int32), joined=tf.cast(joined, tf.int32)
+            # int64: the sum over clients is the square of their number.
+            arrived=tf.constant(1, tf.int32),
+            joined=tf.cast(joined, tf.int64),
         )
         if self._diagnostics:
             counts["clipped"] = encoded.is_clipped
@@ -226,9 +237,7 @@ class _RoundOps:
     def decode(self, state: Any, total: tf.Tensor, counts: Any) -> Any:
         """Next state, mean estimate and measurements."""
         arrived = tf.cast(counts["arrived"], tf.int64)
-        joined = tf.cast(counts["joined"], tf.int64) // tf.maximum(
-            arrived, tf.constant(1, tf.int64)
-        )
+        joined = counts["joined"] // tf.maximum(arrived, tf.constant(1, tf.int64))
         vector_seed, indicator_seed = split_seed(self._compute_server_seed(state), 2)
         padded_dim = self.codec.rotation.padded_dim
         total = tf.cast(total, tf.int64)

@@ -25,7 +25,7 @@ from distributed_dp.accounting import (
 from distributed_dp.encoding import Codec
 from distributed_dp.entropy import draw_entropy_seed
 from distributed_dp.noise import DiscreteGaussianShares, NoiseShares, SkellamShares
-from distributed_dp.random_bits import fold_in, split_seed
+from distributed_dp.random_bits import check_seed, fold_in, split_seed
 from distributed_dp.rotation import RotationKind, build_rotation
 
 
@@ -44,6 +44,7 @@ class _DistributedSumQuery(tfp.SumAggregationDPQuery):
         rotation: RotationKind,
         rotation_seed: tuple[int, int] | None,
     ):
+        check_seed("rotation_seed", rotation_seed)
         self._parameters = parameters
         self._template = tf.nest.map_structure(
             lambda leaf: tf.TensorSpec(leaf.shape, tf.float32), record_template

@@ -17,6 +17,14 @@ import tensorflow as tf
 _ALGORITHM = "philox"
 
 
+def check_seed(name: str, seed: tuple[int, int] | None) -> None:
+    """Raises ValueError unless `seed` is None or a pair of int32 numbers."""
+    if seed is None:
+        return
+    if len(seed) != 2 or not all(-(2**31) <= number < 2**31 for number in seed):
+        raise ValueError(f"`{name}` must be a pair of int32 numbers. Found {seed!r}.")
+
+
 def split_seed(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` int32[2] seeds of independent streams derived from `seed`."""
     return tf.unstack(tf.random.experimental.stateless_split(seed, num, alg=_ALGORITHM))
