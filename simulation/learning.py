@@ -242,15 +242,8 @@ def _read_carried(
     carried: tf.data.Dataset,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (noise_seed, training_seed, joined) of the sequence's one element."""
-    zero = tf.zeros([2], tf.int32)
-    return carried.reduce(
-        (zero, zero, tf.constant(0)),
-        lambda _, entry: (
-            entry["noise_seed"],
-            entry["training_seed"],
-            entry["joined"],
-        ),
-    )
+    entry = tf.data.experimental.get_single_element(carried)
+    return entry["noise_seed"], entry["training_seed"], entry["joined"]
 
 
 def _draw_entropy() -> tf.Tensor:

@@ -218,7 +218,9 @@ class _Loop:
             try:
                 while self.ledger.state.rounds_completed < options.total_rounds:
                     row = self._run_round()
-                    bar.set_postfix_str(_summarize(row, self._training.task.metric))
+                    bar.set_postfix_str(
+                        _summarize(row, self._training.task.metric), refresh=False
+                    )
                     bar.update()
             except ledger.BudgetExceededError as error:
                 self._save()
