@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-from distributed_dp.clipping import compute_l2_norm
+from distributed_dp.clipping import clip_by_l2_norm, compute_l2_norm
 from distributed_dp.entropy import draw_entropy_seed
 from distributed_dp.random_bits import draw_normal, fold_in
 from distributed_dp.update_layout import NoiseSeeds, UpdateLayout
@@ -129,6 +129,8 @@ def _clip(vector: tf.Tensor, l2_clip: float | None) -> tuple[tf.Tensor, Any]:
     norm = tf.where(is_finite, norm, tf.zeros_like(norm))
     is_clipped = tf.constant(False)
     if l2_clip is not None:
+        # The query squares in float32 and makes a norm above 1.8e19 a NaN.
+        vector, _ = clip_by_l2_norm(vector, l2_clip)
         query = tfp.GaussianSumQuery(l2_clip, 0.0)
         vector = query.preprocess_record(tf.constant(l2_clip, tf.float32), vector)
         is_clipped = norm > l2_clip

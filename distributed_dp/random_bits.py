@@ -62,9 +62,21 @@ def draw_uniform(seed: tf.Tensor, num: int) -> tf.Tensor:
     return to_uniform(draw_uint32(seed, num))
 
 
-def draw_sign_masks(seed: tf.Tensor, num: int) -> tf.Tensor:
-    """Returns [num] uint32 words that are 0 or 2**31, each with probability 1/2."""
-    words = draw_uint32(seed, -(-num // 32))
+def draw_sign_words(seed: tf.Tensor, num: int) -> tf.Tensor:
+    """Returns uniform uint32 words with a bit for each of `num` signs."""
+    return draw_uint32(seed, -(-num // 32))
+
+
+def expand_sign_masks(words: tf.Tensor, num: int) -> tf.Tensor:
+    """Maps each bit of the words to a mask of a float's sign.
+
+    Args:
+      words: [ceil(num / 32)] uint32.
+      num: Number of masks.
+
+    Returns:
+      [num] uint32, 0 where the bit is 0 and 2**31 where it is 1.
+    """
     shifts = tf.constant(list(range(32)), tf.uint32)
     bits = tf.bitwise.left_shift(words[:, tf.newaxis], shifts[tf.newaxis, :])
     masks = tf.reshape(bits & tf.constant(1 << 31, tf.uint32), [-1])

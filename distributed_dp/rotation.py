@@ -15,7 +15,12 @@ import numpy as np
 import scipy.linalg
 import tensorflow as tf
 
-from distributed_dp.random_bits import draw_sign_masks, draw_uint32, draw_uniform
+from distributed_dp.random_bits import (
+    draw_sign_words,
+    draw_uint32,
+    draw_uniform,
+    expand_sign_masks,
+)
 from distributed_dp.xla import compile_piece
 
 
@@ -166,12 +171,14 @@ class _HadamardRotation(Rotation):
         return self._flip_signs(self._apply(self._factors, y), seed)
 
     def _flip_signs(self, x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        def flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-            masks = draw_sign_masks(seed, self._padded_dim)
+        def flip(x: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+            masks = expand_sign_masks(words, self._padded_dim)
             flipped = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.uint32), masks)
             return tf.bitcast(flipped, tf.float32)
 
-        return compile_piece(flip, size=self._padded_dim)(x, seed)
+        # Drawn outside the piece: inside, XLA would draw a word for each of its bits.
+        words = draw_sign_words(seed, self._padded_dim)
+        return compile_piece(flip, size=self._padded_dim)(x, words)
 
     def _apply(self, factors: list[np.ndarray], x: tf.Tensor) -> tf.Tensor:
         shape = x.shape

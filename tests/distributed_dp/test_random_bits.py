@@ -17,7 +17,7 @@ _DRAWS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "draw_uint64": lambda seed: random_bits.draw_uint64(seed, [3, 5]),
     "draw_uint32": lambda seed: random_bits.draw_uint32(seed, 7),
     "draw_uniform": lambda seed: random_bits.draw_uniform(seed, 9),
-    "draw_sign_masks": lambda seed: random_bits.draw_sign_masks(seed, 65),
+    "draw_sign_words": lambda seed: random_bits.draw_sign_words(seed, 65),
 }
 
 
@@ -72,7 +72,8 @@ def test_fold_in_takes_the_seeds_that_it_makes(seed: np.ndarray) -> None:
 def test_lengths(num: int, seed: np.ndarray) -> None:
     assert random_bits.draw_uint32(seed, num).shape == [num]
     assert random_bits.draw_uniform(seed, num).shape == [num]
-    assert random_bits.draw_sign_masks(seed, num).shape == [num]
+    words = random_bits.draw_sign_words(seed, num)
+    assert random_bits.expand_sign_masks(words, num).shape == [num]
     assert random_bits.draw_normal(seed, num).shape == [num]
 
 
@@ -99,7 +100,8 @@ def test_uniform_fits_and_a_wrong_law_does_not(seed: np.ndarray) -> None:
 
 
 def test_sign_masks_are_fair_and_independent(seed: np.ndarray) -> None:
-    masks = random_bits.draw_sign_masks(seed, 1 << 18).numpy()
+    words = random_bits.draw_sign_words(seed, 1 << 18)
+    masks = random_bits.expand_sign_masks(words, 1 << 18).numpy()
     assert set(np.unique(masks)) == {0, 1 << 31}
     bits = (masks >> 31).astype(np.int64)
     for lag in (1, 2, 31, 32, 33, 64):
