@@ -64,6 +64,11 @@ class _DistributedSumQuery(tfp.SumAggregationDPQuery):
             rotation_seed=draw_entropy_seed() if seed is None else tf.constant(seed),
         )
 
+    def initial_sample_state(self, template: Any = None) -> tf.Tensor:
+        """Zeros of the shape of preprocessed records, whatever the template."""
+        del template
+        return tf.zeros([self._parameters.padded_dim], tf.int64)
+
     def derive_sample_params(self, global_state: Any) -> Any:
         """The round's public rotation seed, int32[2]."""
         return self._compute_rotation_seed(global_state)

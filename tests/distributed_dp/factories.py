@@ -46,11 +46,13 @@ class Case:
       build: Takes noise_seeds and diagnostics.
       stddev: Standard deviation of a coordinate of the mean.
       l2_clip: None where nothing is clipped.
+      is_distributed: Whether clients add noise, from their own seeds.
     """
 
     build: Callable[..., tff.aggregators.UnweightedAggregationFactory]
     stddev: float
     l2_clip: float | None = L2_CLIP
+    is_distributed: bool = False
 
 
 def build_parameters(kind: type, **changes):
@@ -75,7 +77,9 @@ def _build_distributed(factory: type, kind: type, scheme: CohortScheme) -> Case:
             build_parameters(kind), scheme, noise_seeds=noise_seeds, **options
         )
 
-    return Case(build=build, stddev=CENTRAL_STDDEV / EXPECTED_CLIENTS)
+    return Case(
+        build=build, stddev=CENTRAL_STDDEV / EXPECTED_CLIENTS, is_distributed=True
+    )
 
 
 def _build_central() -> Case:
