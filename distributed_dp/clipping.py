@@ -19,8 +19,9 @@ def clip_by_l2_norm(
     Source: Kairouz, Liu, Steinke 2021, algorithm 1, step 1.
 
     The scaling is float32 arithmetic: the result's norm can exceed `l2_clip` by a
-    relative 2**-22. Nothing downstream relies on more (the integer vector's norm is
-    checked exactly).
+    relative 2**-22, and vectors more than 2**126 times too long become zero on a CPU,
+    which has no smaller float32 factors. Nothing downstream relies on more (the integer
+    vector's norm is checked exactly).
 
     Args:
       x: [..., d] float32.

@@ -67,6 +67,8 @@ class TestClip:
         clipped, norm = _run(x, 1.0, mode)
         assert np.isfinite(norm).all()
         assert _compute_norm(clipped) <= _SLACK
+        # Its factor is no float32 of full precision: it counts as zero.
+        assert not clipped.any()
 
 
 def test_norm_is_of_float64() -> None:
