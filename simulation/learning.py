@@ -242,7 +242,7 @@ def _read_carried(
     carried: tf.data.Dataset,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (noise_seed, training_seed, joined) of the sequence's one element."""
-    entry = tf.data.experimental.get_single_element(carried)
+    entry = carried.get_single_element()
     return entry["noise_seed"], entry["training_seed"], entry["joined"]
 
 
