@@ -34,6 +34,8 @@ PLOT_NAME = "plot.png"
 _PROGRAM = "run_mean_estimation"
 _ENTROPY = "from the operating system"
 _PACKAGES = ("dp-accounting", "numpy", "scipy", "tensorflow")
+# After so many cells, while no thread is at work, memory is freed.
+_CELLS_A_BATCH = 16
 # Seconds between two lines of progress, on a terminal and in a log.
 _PROGRESS_SECONDS = {True: 0.1, False: 10.0}
 
@@ -141,15 +143,16 @@ def _measure(
                 check_stop=check_stop,
             )
 
-        futures = {pool.submit(measure, plan): plan for plan in pending}
         with _show_progress("cells", len(done), len(plans), unit="cell") as bar:
-            for future in concurrent.futures.as_completed(futures):
-                rows[futures[future].cell.key] = future.result()
-                found = [rows[p.cell.key] for p in plans if p.cell.key in rows]
-                run_folder.write_text(
-                    path / RESULTS_NAME, mean_estimation_rows.to_csv(found)
-                )
-                bar.update()
+            for start in range(0, len(pending), _CELLS_A_BATCH):
+                batch = pending[start : start + _CELLS_A_BATCH]
+                futures = {pool.submit(measure, plan): plan for plan in batch}
+                for future in concurrent.futures.as_completed(futures):
+                    rows[futures[future].cell.key] = future.result()
+                    _write_rows(path, [rows.get(plan.cell.key) for plan in plans])
+                    bar.update()
+                if len(batch) == _CELLS_A_BATCH:
+                    mean_estimation.free_compiled()
     return [rows[plan.cell.key] for plan in plans]
 
 
@@ -270,6 +273,11 @@ def _read_rows(path: pathlib.Path, plans: Sequence[Plan]) -> dict[str, Row]:
         for row in rows
         if (fields := mean_estimation_rows.get_row_fields(row)) in keys
     }
+
+
+def _write_rows(path: pathlib.Path, rows: Sequence[Row | None]) -> None:
+    text = mean_estimation_rows.to_csv([row for row in rows if row is not None])
+    run_folder.write_text(path / RESULTS_NAME, text)
 
 
 def _describe_settings(config: StudyConfig, root: seeds.RootSeed) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _define_grid_flags(values: flags.FlagValues) -> None:
             number,
         ),
         ("bits", "10,16", "bits B a coordinate", integer),
-        ("epsilon", "0.75,1.5,3,6", "privacy budget", number),
+        ("epsilon", "1,3,6", "privacy budget", number),
     ):
         _define_axis(name, default, text, item=item, values=values)
 
@@ -146,8 +146,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "that the same command takes up its own unfinished run",
         flag_values=values,
     )
-    if values is flags.FLAGS:
-        flags.declare_key_flag("flagfile")
+    flags.declare_key_flag("flagfile", flag_values=values)
 
 
 def main() -> None:
