@@ -42,9 +42,10 @@ class AdaptiveClip:
             raise ValueError(
                 f"`noise_multiplier` must be positive. Found {self.noise_multiplier!r}."
             )
-        if self.contribution < 1:
+        if self.contribution < 1 or self.contribution % 1:
             raise ValueError(
-                f"`contribution` must be at least 1. Found {self.contribution!r}."
+                "`contribution` must be an integer, at least 1. Found "
+                f"{self.contribution!r}."
             )
         if not 0 <= self.target_quantile <= 1:
             raise ValueError(

@@ -37,6 +37,7 @@ class TestSettings:
             ("noise_multiplier", math.inf),
             ("contribution", 0),
             ("contribution", -3),
+            ("contribution", 2.5),
             ("target_quantile", -0.1),
             ("target_quantile", 1.1),
             ("target_quantile", math.nan),
