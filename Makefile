@@ -35,10 +35,11 @@ help: ## List the targets
 run: $(STAMP) ## Train on real digits under distributed DP (RUN_FLAGS="--help")
 	$(BIN)/python -m scripts.run_distributed_dp $(RUN_FLAGS)
 
+# The notebooks come first: they take longest, and the other processes go on meanwhile.
 test: lint ## Check style, types, import rules, tests and notebooks (SLOW=1: all tests)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		$(if $(SLOW),,-m "not slow") $(PYTEST_FLAGS) \
-		tests $(if $(wildcard notebooks/*.ipynb),--nbmake --nbmake-timeout=600 notebooks)
+		$(if $(wildcard notebooks/*.ipynb),--nbmake --nbmake-timeout=600 notebooks) tests
 
 lint: $(STAMP) ## Check style, types and import rules only
 	$(BIN)/ruff check .
