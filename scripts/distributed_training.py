@@ -74,8 +74,7 @@ def run(config: TrainingConfig) -> RunOutcome:
         settings = _describe_settings(config, task, model, plans, root)
         path = choose_folder(config, settings)
         engine = execution.set_execution_context(execution.Engine(config.engine))
-        cohorts = _build_cohorts(task, plans[0].scheme, root)
-        options = _build_options(config)
+        trainings = _build_trainings(config, task, model, plans, root)
     print(
         report.describe_run(
             config, task, model, plans, engine=engine, root=root, folder=path
@@ -86,21 +85,14 @@ def run(config: TrainingConfig) -> RunOutcome:
         with run_folder.open_run_folder(path, settings) as folder:
             if folder.resumed:
                 print("This folder holds a run with the same flags: going on.")
-            results = {}
-            for index, plan in enumerate(plans):
-                results[plan.name] = training.run_training(
-                    training.Training(
-                        label=plan.name,
-                        learning_process=_build_process(config, model, plan, root),
-                        model=model,
-                        task=task,
-                        cohorts=cohorts,
-                        root=root,
-                        privacy=_build_terms(plan),
-                        options=options,
-                    ),
-                    path if index == 0 else path / plan.name,
+            results = {
+                plan.name: training.run_training(
+                    planned, path if index == 0 else path / plan.name
                 )
+                for index, (plan, planned) in enumerate(
+                    zip(plans, trainings, strict=True)
+                )
+            }
             files = _write_results(config, task, path, plans, results)
     print()
     print(
@@ -115,6 +107,32 @@ def run(config: TrainingConfig) -> RunOutcome:
         flush=True,
     )
     return RunOutcome(folder=path, results=results)
+
+
+def _build_trainings(
+    config: TrainingConfig,
+    task: Task,
+    model: Model,
+    plans: Sequence[MechanismPlan],
+    root: seeds.RootSeed,
+) -> list[training.Training]:
+    """Returns a training for each mechanism, all on the same cohorts."""
+    cohorts = _build_cohorts(task, plans[0].scheme, root)
+    options = _build_options(config)
+    return [
+        training.Training(
+            label=plan.name,
+            learning_process=_build_process(config, model, plan, root),
+            model=model,
+            task=task,
+            cohorts=cohorts,
+            root=root,
+            noise_root=plan.noise_root,
+            privacy=_build_terms(plan),
+            options=options,
+        )
+        for plan in plans
+    ]
 
 
 def _build_process(

@@ -29,9 +29,9 @@ def define_run_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "seed",
         None,
-        "root seed: the same seed gives the same metrics.csv, bit for bit. Whoever "
-        "knows it can remove the noise. Unset: the operating system's entropy, stored "
-        "nowhere",
+        "root seed: the same seed gives the same metrics.csv, bit for bit. No "
+        "epsilon holds against those who know or guess it. Unset: the operating "
+        "system's entropy, stored nowhere",
         lower_bound=0,
         flag_values=values,
     )

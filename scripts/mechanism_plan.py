@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,10 @@ from simulation import ledger, seeds, table
 
 # The delta at which every epsilon is also given: 1 / N is weak.
 REFERENCE_DELTA = 1e-5
-SEEDED_NOTE = "this run has a root seed: whoever knows it can remove the noise"
+SEEDED_NOTE = (
+    "this run has a root seed: no epsilon holds against those who know or guess it, or "
+    "see another run with it on other data"
+)
 COMPARED_NOTE = (
     "whoever sees both models of this run, which were trained on the same cohorts: "
     "each epsilon is that of its own model alone"
@@ -41,6 +45,7 @@ class MechanismPlan:
 
     Attributes:
         name: Its name in files: "ddgauss", "skellam", "gaussian" or "none".
+        noise_root: The root of its noise under this configuration.
         title: Its name for people.
         parameters: Its parameters; None for no privacy.
         scheme: Who is sampled.
@@ -57,6 +62,7 @@ class MechanismPlan:
     """
 
     name: str
+    noise_root: seeds.RootSeed = dataclasses.field(repr=False)
     title: str
     parameters: accounting.Parameters | None
     scheme: accounting.CohortScheme
@@ -263,8 +269,11 @@ def _build_plan(
             accountant=accountant,
             **_read_quantile(adaptive_clip),
         )
+    name = "none" if kind is None else kind.value
+    noise_root = _scope_noise(config, root, name)
     return MechanismPlan(
-        name="none" if kind is None else kind.value,
+        name=name,
+        noise_root=noise_root,
         title=_TITLES[kind].format(bits=config.bits),
         parameters=parameters,
         scheme=scheme,
@@ -276,7 +285,12 @@ def _build_plan(
         accountant=accountant,
         adaptive_clip=adaptive_clip,
         factory=_build_factory(
-            parameters, scheme, rotation, adaptive_clip, config.keeps_diagnostics, root
+            parameters,
+            scheme,
+            rotation,
+            adaptive_clip,
+            config.keeps_diagnostics,
+            noise_root,
         ),
         bits_per_client=_count_bits(config, is_distributed, padded_dim, adaptive_clip),
         not_covered=(),
@@ -326,6 +340,14 @@ def _build_factory(
         adaptive_clip=adaptive_clip,
         diagnostics=diagnostics,
     )
+
+
+def _scope_noise(
+    config: TrainingConfig, root: seeds.RootSeed, name: str
+) -> seeds.RootSeed:
+    """Returns the root of the noise of one mechanism under this configuration."""
+    scope = json.dumps([name, config.to_dict()], sort_keys=True, default=str)
+    return seeds.scope_root(root, scope)
 
 
 def _derive_pair(

@@ -42,6 +42,8 @@ def save_training_plot(
             )
             if value
         ]
+        if not points:  # Stopped by its budget before the first evaluation.
+            continue
         rounds, values, epsilons = (list(axis) for axis in zip(*points, strict=True))
         axes[0].plot(rounds, values, label=label)
         axes[1].plot(epsilons, values, label=label)
@@ -49,7 +51,8 @@ def save_training_plot(
     axes[1].set(xlabel="epsilon spent")
     for axis in axes:
         axis.grid(alpha=0.3)
-    axes[0].legend(loc="lower right")
+    if axes[0].lines:
+        axes[0].legend(loc="lower right")
     figure.suptitle(title)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)

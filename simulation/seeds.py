@@ -52,8 +52,9 @@ class RootSeed:
         """One sentence for every output of the run."""
         if self.reproducible:
             return (
-                f"reproducible: all randomness follows from --seed={self.value}, so "
-                "whoever knows the seed can remove the noise"
+                f"reproducible: all randomness follows from --seed={self.value}; no "
+                "epsilon holds against those who know or guess the seed, or see "
+                "another run with it on other data"
             )
         return (
             "not reproducible: all randomness follows from the operating system's "
@@ -76,6 +77,26 @@ def build_root_seed(seed: int | None) -> RootSeed:
     if not 0 <= seed < 2**_ROOT_BITS:
         raise ValueError(f"`seed` must be in [0, 2**{_ROOT_BITS}). Found {seed!r}.")
     return RootSeed(seed, reproducible=True)
+
+
+def scope_root(root: RootSeed, scope: str) -> RootSeed:
+    """Returns a root whose streams are used within `scope` alone.
+
+    Two runs with one root but different settings must not share noise: the difference
+    of what they release would hold the signal without it. Name everything in `scope`
+    that decides the signal.
+    """
+    name = b"".join(
+        len(part).to_bytes(4, "little") + part
+        for part in (
+            _DOMAIN,
+            b"scope",
+            root.value.to_bytes(_ROOT_BITS // 8, "little"),
+            scope.encode(),
+        )
+    )
+    value = int.from_bytes(hashlib.sha256(name).digest(), "little")
+    return RootSeed(value, reproducible=root.reproducible)
 
 
 def derive_seed(

@@ -109,6 +109,7 @@ class Training:
         task: The task.
         cohorts: Selects the clients of a round.
         root: The root of the streams.
+        noise_root: The root of the clients' noise, of these settings alone.
         privacy: The terms of the mechanism.
         options: How to train.
     """
@@ -119,6 +120,7 @@ class Training:
     task: Task
     cohorts: cohort.CohortSampler
     root: seeds.RootSeed
+    noise_root: seeds.RootSeed
     privacy: PrivacyTerms
     options: TrainingOptions
 
@@ -276,9 +278,9 @@ class _Loop:
     ) -> Any:
         training = self._training
 
-        def derive_seed(purpose: seeds.Purpose) -> np.ndarray:
+        def derive_seed(root: seeds.RootSeed, purpose: seeds.Purpose) -> np.ndarray:
             return seeds.derive_seed(
-                training.root,
+                root,
                 purpose=purpose,
                 round_number=round_number,
                 client_id=client_id,
@@ -297,8 +299,8 @@ class _Loop:
         )
         return learning.build_client_data(
             examples,
-            noise_seed=derive_seed(seeds.Purpose.CLIENT_NOISE),
-            training_seed=derive_seed(seeds.Purpose.CLIENT_TRAINING),
+            noise_seed=derive_seed(training.noise_root, seeds.Purpose.CLIENT_NOISE),
+            training_seed=derive_seed(training.root, seeds.Purpose.CLIENT_TRAINING),
             num_joined=num_joined,
         )
 

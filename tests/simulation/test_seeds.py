@@ -78,6 +78,16 @@ def test_generator_repeats_and_differs_between_rounds():
     assert draw(0) != draw(1)
 
 
+def test_scopes_of_a_root_share_no_stream():
+    roots = [ROOT, *(seeds.scope_root(ROOT, scope) for scope in ("", "a", "b"))]
+    drawn = [
+        tuple(seeds.derive_seed(root, purpose=Purpose.CLIENT_NOISE)) for root in roots
+    ]
+    assert len(set(drawn)) == len(drawn)
+    assert seeds.scope_root(ROOT, "a") == roots[2]
+    assert roots[2].reproducible
+
+
 def test_root_without_a_seed_is_fresh_and_said_not_to_be_reproducible():
     one, two = seeds.build_root_seed(None), seeds.build_root_seed(None)
     assert one.value != two.value

@@ -55,6 +55,7 @@ def build_training(learning_process, toy_task):
                 client_ids=toy_task.train.client_ids, sampling_rate=0.5, root=root
             ),
             root=root,
+            noise_root=seeds.scope_root(root, "toy"),
             privacy=training.PrivacyTerms(
                 compute_epsilon=lambda rounds: 0.25 * rounds,
                 budget=budget,
