@@ -145,6 +145,7 @@ class TestBadInput:
             (["--sampling=fixed", "--bound=symmetric"], "`bound` must be None"),
             (["--delta=1e-15"], "`delta` must exceed"),
             (["--adaptive_clip", "--target_quantile=2"], "`target_quantile` must be"),
+            (["--mechanism=skellam", "--bits=40"], "use fewer bits"),
             (["--output_root=/dev/null/runs"], "/dev/null/runs"),
             (["--output_root=/proc/runs"], "cannot write to /proc/runs"),
         ],
