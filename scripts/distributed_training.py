@@ -179,6 +179,7 @@ def _build_terms(plan: MechanismPlan) -> training.PrivacyTerms:
     return training.PrivacyTerms(
         compute_epsilon=plan.compute_epsilon,
         budget=None if plan.parameters is None else plan.epsilon,
+        epsilon_name=plan.epsilon_name,
         describe=plan.describe_columns,
     )
 
@@ -244,6 +245,7 @@ def _write_results(
             {plan.title: results[plan.name].metrics for plan in plans},
             metric=task.metric,
             title=f"{task.name}, {plans[0].scheme.clients_per_round} clients a round",
+            epsilon_name=plans[0].epsilon_name,
         )
         files.append(path / _PLOT_NAME)
     # Last: it marks the run as finished.

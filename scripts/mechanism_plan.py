@@ -82,6 +82,12 @@ class MechanismPlan:
         """Whether clients add the noise."""
         return isinstance(self.parameters, _DISTRIBUTED)
 
+    @property
+    def epsilon_name(self) -> str:
+        """What people are shown beside an epsilon of this plan."""
+        published = self.standing is accounting.Accounting.AS_PUBLISHED
+        return "epsilon (as published)" if published else "epsilon"
+
     def compute_statement(
         self, num_rounds: int, *, delta: float | None = None
     ) -> accounting.PrivacyStatement | None:

@@ -106,9 +106,9 @@ def _describe_mechanism(plan: MechanismPlan) -> str:
     if parameters is None:
         return f"{plan.title}, updates are not clipped"
     parts = [
-        f"{plan.title}: epsilon <= {plan.epsilon:g} at delta = {plan.delta:.4g} "
-        f"({plan.standing.value}, {plan.accountant.value.upper()}); clip "
-        f"{parameters.l2_clip:g}{' (adaptive)' if plan.adaptive_clip else ''}, noise "
+        f"{plan.title}: {plan.epsilon_name} <= {plan.epsilon:g} at delta = "
+        f"{plan.delta:.4g} ({plan.standing.value}, {plan.accountant.value.upper()}); "
+        f"clip {parameters.l2_clip:g}{' (adaptive)' if plan.adaptive_clip else ''}, noise "
         f"multiplier {parameters.noise_multiplier:.4f}, standard deviation of the sum "
         f"{parameters.central_stddev:.4g}"
     ]
@@ -131,7 +131,7 @@ def _format_results(
             "mechanism",
             f"test {task.metric}",
             "test loss",
-            "epsilon",
+            plans[0].epsilon_name,
             "rounds",
             "bits/client/round",
             "seconds",
@@ -182,7 +182,8 @@ def _describe_privacy(
     for other in statements[1:]:
         blocks.append(
             f"  the same at delta = {other.delta:g} (delta * N = "
-            f"{other.delta * other.num_clients:.3g}): epsilon = {other.epsilon:.6g}"
+            f"{other.delta * other.num_clients:.3g}): {plan.epsilon_name} = "
+            f"{other.epsilon:.6g}"
         )
     state = result.ledger_state
     server = plan.compute_server_statement(state, dropout_rate=dropout_rate)

@@ -13,6 +13,7 @@ def save_training_plot(
     *,
     metric: str,
     title: str,
+    epsilon_name: str = "epsilon",
 ) -> None:
     """Draws the test metric against the round and epsilon, and writes it whole.
 
@@ -21,6 +22,7 @@ def save_training_plot(
         tables: The metrics of each training, by label.
         metric: The name of the test metric.
         title: The title of the figure.
+        epsilon_name: What stands at the axis of epsilon.
     """
     import matplotlib.backends.backend_agg as agg
     import matplotlib.figure
@@ -48,7 +50,7 @@ def save_training_plot(
         axes[0].plot(rounds, values, label=label)
         axes[1].plot(epsilons, values, label=label)
     axes[0].set(xlabel="round", ylabel=f"test {metric}")
-    axes[1].set(xlabel="epsilon spent")
+    axes[1].set(xlabel=f"{epsilon_name} spent")
     for axis in axes:
         axis.grid(alpha=0.3)
     if axes[0].lines:

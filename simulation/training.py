@@ -89,12 +89,14 @@ class PrivacyTerms:
     Attributes:
         compute_epsilon: The epsilon of a number of rounds; inf without privacy.
         budget: The epsilon that no round may pass, or None.
+        epsilon_name: What people are shown beside an epsilon.
         describe: The columns of metrics.csv that say what an epsilon rests on, given
             the number of rounds spent. Their names do not depend on it.
     """
 
     compute_epsilon: Callable[[int], float]
     budget: float | None
+    epsilon_name: str = "epsilon"
     describe: Callable[[int], Mapping[str, table.Scalar]]
 
 
@@ -208,7 +210,7 @@ class _Loop:
             journal_path=folder / _JOURNAL_NAME,
             reproducible=training.root.reproducible,
         )
-        self._releases = _Releases(folder)
+        self._releases = _Releases(folder, keeps_times=training.options.diagnostics)
         # Rows after the checkpoint belong to rounds that will be run again.
         self._write_metrics()
 
@@ -221,7 +223,12 @@ class _Loop:
                 while self.ledger.state.rounds_completed < options.total_rounds:
                     row = self._run_round()
                     bar.set_postfix_str(
-                        _summarize(row, self._training.task.metric), refresh=False
+                        _summarize(
+                            row,
+                            self._training.task.metric,
+                            self._training.privacy.epsilon_name,
+                        ),
+                        refresh=False,
                     )
                     bar.update()
             except ledger.BudgetExceededError as error:
@@ -344,13 +351,15 @@ class _Loop:
 
 
 class _Releases:
-    """What is written for people to watch: TensorBoard events and times."""
+    """What is written for people to watch: TensorBoard events and times.
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    A round takes the longer the more clients joined: times are diagnostics.
+    """
+
+    def __init__(self, folder: pathlib.Path, *, keeps_times: bool) -> None:
         self._events = tff.program.TensorBoardReleaseManager(folder / _EVENTS_NAME)
-        self._times = tff.program.CSVFileReleaseManager(
-            folder / _TIMING_NAME, key_fieldname="round"
-        )
+        self._path = folder / _TIMING_NAME if keeps_times else None
+        self._times = _read_times(self._path)
 
     def release(
         self, row: Mapping[str, table.Scalar], completed: int, seconds: float
@@ -362,11 +371,19 @@ class _Releases:
             if isinstance(value, int | float) and name != "round"
         }
 
-        async def release() -> None:
-            await self._events.release(values, completed)
-            await self._times.release({"seconds": round(seconds, 4)}, completed)
+        asyncio.run(self._events.release(values, completed))
+        if self._path is not None:
+            self._times[completed] = f"{seconds:.4f}"
+            lines = ["round,seconds", *(f"{k},{v}" for k, v in self._times.items())]
+            run_folder.write_text(self._path, "\n".join(lines) + "\n")
 
-        asyncio.run(release())
+
+def _read_times(path: pathlib.Path | None) -> dict[int, str]:
+    """Returns the times of earlier rounds; none from a file that is damaged."""
+    if path is None or not path.exists():
+        return {}
+    pairs = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    return {int(p[0]): p[1] for p in pairs if len(p) == 2 and p[0].isdigit()}
 
 
 @contextlib.contextmanager
@@ -382,13 +399,13 @@ def _show_progress(label: str, done: int, total: int) -> Iterator[tqdm.tqdm]:
         yield bar
 
 
-def _summarize(row: Mapping[str, table.Scalar], metric: str) -> str:
+def _summarize(row: Mapping[str, table.Scalar], metric: str, epsilon_name: str) -> str:
     """Returns what the progress bar says of a round."""
     parts = []
     for name, title in (
         ("train_loss", "loss"),
         (f"test_{metric}", metric),
-        ("epsilon", "epsilon"),
+        ("epsilon", epsilon_name),
     ):
         value = row.get(name)
         if isinstance(value, float):

@@ -18,6 +18,7 @@ from distributed_dp.accounting.parameters import (
     GaussianParameters,
     Parameters,
     Sampling,
+    SkellamParameters,
 )
 from distributed_dp.accounting.pld import compute_epsilon_pld
 from distributed_dp.accounting.rdp import FloatArray
@@ -32,6 +33,10 @@ from distributed_dp.accounting.sampler import (
     compute_least_sampler_charge,
     compute_sampler_charge,
 )
+
+# Skellam shares are scaled for cohorts down to this fraction of the largest
+# (`distributed_dp.noise`); smaller ones are completed by the server.
+SKELLAM_COHORT_RATIO = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +102,9 @@ def compute_cost(
         curves,
         delta=delta,
         release=release,
-        draws=_count_draws(scheme, bounds, mode=mode, num_rounds=num_rounds),
+        draws=_count_draws(
+            parameters, scheme, bounds, mode=mode, num_rounds=num_rounds
+        ),
         overflow_charge=overflow,
     )
 
@@ -124,12 +131,20 @@ def compute_sampled_rdp(
 
 
 def _count_draws(
-    scheme: CohortScheme, bounds: CohortBounds, *, mode: Mode, num_rounds: int
+    parameters: Parameters,
+    scheme: CohortScheme,
+    bounds: CohortBounds,
+    *,
+    mode: Mode,
+    num_rounds: int,
 ) -> Draws:
     shares = float(scheme.clients_per_round)
     if scheme.sampling is Sampling.POISSON and scheme.sampling_rate < 1:
         # E[max(1 + the others who join, low)], the user being one of them.
         shares += 1 + bounds.low * bounds.underflow_probability
+        if isinstance(parameters, SkellamParameters):
+            # What the server draws for small cohorts, and the units left over.
+            shares += math.ceil(bounds.high / SKELLAM_COHORT_RATIO) + 1
     return Draws(
         num_rounds=num_rounds,
         shares_per_round=shares,

@@ -104,14 +104,14 @@ def list_assumptions(
     if isinstance(parameters, DistributedParameters):
         lines = [*COMMON_ASSUMPTIONS, *lines]
         lines.append(
-            "noise missing through dropout or a small cohort is added by the server "
-            "modulo 2**bits, before centring and decoding, and not disclosed"
+            "noise that the arrived clients' shares leave missing is added by the "
+            "server modulo 2**bits, before centring and decoding, and not disclosed"
         )
         if scheme.sampling is Sampling.POISSON:
             high = compute_cohort_bounds(scheme).high
             lines.append(
-                f"a share's variance is the sum's over the cohort's size, up to {high} "
-                "clients; larger cohorts are charged to delta"
+                "shares and what the server adds carry the same noise for every cohort "
+                f"of up to {high} clients; larger cohorts are charged to delta"
             )
     else:
         lines.append(

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from distributed_dp import noise
 from distributed_dp.accounting import (
     CohortScheme,
     Sampling,
     compute_cohort_bounds,
+    cost,
 )
 from distributed_dp.discrete_gaussian import build_discrete_gaussian_sampler
 from distributed_dp.noise import (
@@ -252,3 +254,8 @@ def test_missing_noise_protects_inside_the_modulus_only() -> None:
 
     assert divide(add_inside) <= bound
     assert divide(add_after_centring) > 20
+
+
+def test_the_accountant_counts_what_the_server_draws():
+    """Both sides scale Skellam shares down to the same fraction of the cohort."""
+    assert cost.SKELLAM_COHORT_RATIO == noise.SKELLAM_COHORT_RATIO
