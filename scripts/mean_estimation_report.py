@@ -191,8 +191,9 @@ def _format_group(rows: Sequence[Row]) -> str:
         f"n = {first['num_clients']}, d = {first['dim']}, c = {first['clip']:g}: "
         f"{_name_mechanism(first)}"
     )
-    if first["padded_dim"] not in (None, first["dim"]):
-        title += f", {first['padded_dim']} padded coordinates"
+    padded = {row["padded_dim"] for row in rows} - {None, first["dim"]}
+    if padded:
+        title += f", {padded.pop()} padded coordinates"
     lines = [title]
     epsilons = list(dict.fromkeys(row["epsilon"] for row in rows))
     for start in range(0, len(epsilons), _EPSILONS_A_BLOCK):

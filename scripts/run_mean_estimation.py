@@ -15,6 +15,7 @@ run. It needs TensorFlow, not TensorFlow Federated.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,6 +157,9 @@ def main() -> None:
 
     with process.user_input():
         config = run_flags.build_config(StudyConfig, flags.FLAGS)
+    # XLA logs an error that means nothing ("SetPriority unimplemented") at its first
+    # compilation. What fails in TensorFlow raises as well.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # After the flags were checked: TensorFlow takes seconds to import.
     process.import_quietly("tensorflow")
     from scripts import mean_estimation_study
