@@ -109,8 +109,8 @@ def _describe_mechanism(plan: MechanismPlan) -> str:
         f"{plan.title}: {plan.epsilon_name} <= {plan.epsilon:g} at delta = "
         f"{plan.delta:.4g} ({plan.standing.value}, {plan.accountant.value.upper()}); "
         f"clip {parameters.l2_clip:g}{' (adaptive)' if plan.adaptive_clip else ''}, "
-        f"noise multiplier {parameters.noise_multiplier:.4f}, standard deviation of the sum "
-        f"{parameters.central_stddev:.4g}"
+        f"noise multiplier {parameters.noise_multiplier:.4f}, standard deviation of "
+        f"the sum {parameters.central_stddev:.4g}"
     ]
     if isinstance(parameters, accounting.DistributedParameters):
         parts.append(
