@@ -42,8 +42,8 @@ def build_federated_averaging(
         server_optimizer: The optimizer of the server.
         initial_weights: The weights before the first round.
         carried_seeds: Whether seeds come with the clients' data. Otherwise dropout
-            layers draw from the operating system's entropy, and the aggregator must
-            take bare weights.
+            layers draw from TensorFlow's unseeded source, and the aggregator must take
+            bare weights.
         measure_clients: Whether to sum the clients' losses and metrics: exact
             functions of private data, for the simulation alone.
 
@@ -126,7 +126,7 @@ def build_client_data(
 def build_functional_model(model: Model) -> tff.learning.models.FunctionalModel:
     """Returns the model for `tff.learning.algorithms`.
 
-    Not guaranteed: dropout there draws from the operating system's entropy, because
+    Not guaranteed: dropout there draws from TensorFlow's unseeded source, because
     TFF's functional models have no argument for a seed.
     """
 
@@ -247,7 +247,7 @@ def _read_carried(
 
 
 def _draw_entropy() -> tf.Tensor:
-    """Draws an int32[2] seed from the operating system's entropy, at every call."""
+    """Draws an int32[2] seed at every call, for dropout layers; too weak for noise."""
     return tf.raw_ops.NonDeterministicInts(
         shape=tf.constant([2], tf.int64), dtype=tf.int32
     )
