@@ -127,7 +127,7 @@ def save_plot(path: pathlib.Path, rows: Sequence[Row]) -> None:
         list(handles.values()),
         list(handles),
         loc="outside upper center",
-        ncols=min(3, len(handles)),
+        ncols=2 * num_columns - 1,
         fontsize="small",
     )
     buffer = io.BytesIO()

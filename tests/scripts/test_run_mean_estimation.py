@@ -145,9 +145,12 @@ class TestRun:
         assert "bits" in infeasible["problem"] and infeasible["mse"] is None
         assert infeasible["central_mse"] == measured["central_mse"]
 
-    def test_infeasible_cells_are_printed(self, tmp_path, capsys):
-        run(tmp_path, "--bits=4,12")
+    def test_infeasible_cells_and_bounds_are_printed(self, tmp_path, capsys):
+        _, row = run(tmp_path, "--bits=4,12", "--beta=0").rows
         out = capsys.readouterr().out
+        # Theorem 36 says something at beta = 0, and it holds.
+        assert row["mse"] < row["theorem_36_mse"] < 50 * row["mse"]
+        assert re.search(r"  at most \(thm. 36\) +\d", out)
         assert "cells       2, 1 of them infeasible" in out
         assert re.search(r"k = 4, B = 4 +infeasible\n", out)
         assert "infeasible: ddgauss, hadamard" in out
