@@ -25,6 +25,8 @@ from simulation import ledger, seeds, table
 
 # The delta at which every epsilon is also given: 1 / N is weak.
 REFERENCE_DELTA = 1e-5
+# What changes nothing that is released: the same noise then gives the same release.
+_WITHOUT_EFFECT = frozenset({"compare_central", "eval_every", "checkpoint_every"})
 SEEDED_NOTE = (
     "this run has a root seed: no epsilon holds against those who know or guess it, or "
     "see another run with it on other data"
@@ -352,7 +354,12 @@ def _scope_noise(
     config: TrainingConfig, root: seeds.RootSeed, name: str
 ) -> seeds.RootSeed:
     """Returns the root of the noise of one mechanism under this configuration."""
-    scope = json.dumps([name, config.to_dict()], sort_keys=True, default=str)
+    settings = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in _WITHOUT_EFFECT
+    }
+    scope = json.dumps([name, settings], sort_keys=True, default=str)
     return seeds.scope_root(root, scope)
 
 

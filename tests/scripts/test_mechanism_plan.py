@@ -16,6 +16,8 @@ def _build_roots(*arguments: str) -> dict[str, seeds.RootSeed]:
 def test_the_same_configuration_repeats_its_noise():
     one = _build_roots("--output_root=/nowhere/a", "--experiment=a")
     assert one == _build_roots("--output_root=/nowhere/b", "--experiment=b")
+    beside = _build_roots("--compare_central", "--eval_every=7", "--checkpoint_every=3")
+    assert beside["ddgauss"] == one["ddgauss"]
 
 
 def test_other_settings_and_mechanisms_draw_other_noise():
