@@ -32,8 +32,8 @@ CENTRAL_DRAWS = 20
 """Noise vectors a repeat of the central Gaussian: they cost next to nothing."""
 
 # From so many client vectors a cell, compiling by XLA pays: it takes 2 s, and then a
-# client of 256 coordinates takes 10 us instead of 800. The random bits are the same.
-_COMPILE_FROM = 2_500
+# client of 256 coordinates takes 10 us instead of 250. The random bits are the same.
+_COMPILE_FROM = 6_000
 
 FloatArray = npt.NDArray[np.float64]
 Estimator = Callable[

@@ -26,8 +26,9 @@ from simulation import seeds
 DELTA = 1e-5
 BETA = math.exp(-0.5)
 SETTING = Setting(num_clients=12, dim=60, clip=10.0, epsilon=3.0)
-REPEATS = 400
-# So few that nothing is compiled, for what is far off.
+# Enough that XLA compiles the cell.
+REPEATS = 500
+# So few that it does not, for what is far off.
 FEW_REPEATS = 40
 
 

@@ -242,7 +242,7 @@ class TestBadInput:
 class TestProcess:
     def test_it_needs_no_tff_and_starts_quietly(self, tmp_path):
         # So many repeats that XLA compiles the cells.
-        arguments = (*TINY, "--repeats=320", f"--output_root={tmp_path}")
+        arguments = (*TINY, "--repeats=750", f"--output_root={tmp_path}")
         done = run_outside(*arguments, code=WITHOUT_TFF)
         assert done.returncode == 0, done.stderr
         assert "ratio = MSE / MSE of the central Gaussian" in done.stdout
