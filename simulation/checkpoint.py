@@ -2,12 +2,13 @@
 
 The state of the process, the ledger and the table of metrics are saved together and
 appear together: TFF writes a folder under a temporary name and renames it. A digest
-over all arrays tells a damaged checkpoint from a good one.
+tells a damaged checkpoint from a good one.
 """
 
 import asyncio
 import dataclasses
 import hashlib
+import io
 import pathlib
 import shutil
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from simulation import ledger, table
 
 _PREFIX = "round_"
 _KEPT = 2
+# Names of the arrays in a checkpoint.
+_STATE, _LEDGER, _METRICS = "state/", "ledger/", "metrics"
 
 
 class CheckpointError(RuntimeError):
@@ -56,9 +59,8 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint, whole or not at all."""
-        arrays = _pack(checkpoint)
         version = checkpoint.ledger_state.rounds_completed
-        asyncio.run(self._manager.save(arrays, version))
+        asyncio.run(self._manager.save(_pack(checkpoint), version))
 
     def load_latest(self, initial: Checkpoint) -> Checkpoint:
         """Returns the latest checkpoint, or `initial` where there is none.
@@ -87,40 +89,50 @@ class CheckpointFolder:
             ) from error
 
 
-def _pack(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns the checkpoint as nested arrays with their digest."""
+def _pack(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Returns the checkpoint as one array of bytes, with its digest.
+
+    One array, because TFF saves each in a variable of its own, at 5 ms a piece.
+    """
+    leaves = tf.nest.flatten(checkpoint.state)
+    arrays = {f"{_STATE}{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
+    for name, value in ledger.pack_ledger_state(checkpoint.ledger_state).items():
+        arrays[_LEDGER + name] = value
     text = checkpoint.metrics.to_csv().encode()
-    arrays: dict[str, Any] = {
-        "state": [np.asarray(leaf) for leaf in tf.nest.flatten(checkpoint.state)],
-        "ledger": ledger.pack_ledger_state(checkpoint.ledger_state),
-        "metrics": np.frombuffer(text, np.uint8),
-    }
-    return {**arrays, "digest": _compute_digest(arrays)}
+    arrays[_METRICS] = np.frombuffer(text, np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    content = np.frombuffer(buffer.getvalue(), np.uint8)
+    return {"content": content, "digest": _compute_digest(content)}
 
 
-def _unpack(arrays: dict[str, Any], initial: Checkpoint) -> Checkpoint:
-    found = arrays.pop("digest")
-    if not np.array_equal(found, _compute_digest(arrays)):
+def _unpack(packed: dict[str, np.ndarray], initial: Checkpoint) -> Checkpoint:
+    content = packed["content"]
+    if not np.array_equal(packed["digest"], _compute_digest(content)):
         raise ValueError("its digest does not match its content")
-    leaves = tf.nest.flatten(initial.state)
-    if [_describe(leaf) for leaf in leaves] != [_describe(x) for x in arrays["state"]]:
+    with np.load(io.BytesIO(content.tobytes()), allow_pickle=False) as file:
+        arrays = dict(file)
+    expected = [np.asarray(leaf) for leaf in tf.nest.flatten(initial.state)]
+    names = [name for name in arrays if name.startswith(_STATE)]
+    found = [arrays[f"{_STATE}{index}"] for index in range(len(names))]
+    if [_describe(array) for array in found] != [_describe(x) for x in expected]:
         raise ValueError("it holds a state of another structure")
+    ledger_arrays = {
+        name.removeprefix(_LEDGER): array
+        for name, array in arrays.items()
+        if name.startswith(_LEDGER)
+    }
     return Checkpoint(
-        state=tf.nest.pack_sequence_as(initial.state, arrays["state"]),
-        ledger_state=ledger.unpack_ledger_state(arrays["ledger"]),
-        metrics=table.Table.from_csv(arrays["metrics"].tobytes().decode()),
+        state=tf.nest.pack_sequence_as(initial.state, found),
+        ledger_state=ledger.unpack_ledger_state(ledger_arrays),
+        metrics=table.Table.from_csv(arrays[_METRICS].tobytes().decode()),
     )
 
 
-def _compute_digest(arrays: dict[str, Any]) -> np.ndarray:
-    """Returns the SHA-256 of all arrays in a fixed order, uint8[32]."""
-    digest = hashlib.sha256()
-    for leaf in tf.nest.flatten(arrays):
-        digest.update(repr(_describe(leaf)).encode())
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return np.frombuffer(digest.digest(), np.uint8)
+def _compute_digest(content: np.ndarray) -> np.ndarray:
+    """Returns the SHA-256 of the bytes, uint8[32]."""
+    return np.frombuffer(hashlib.sha256(content.tobytes()).digest(), np.uint8)
 
 
-def _describe(leaf: Any) -> tuple[str, Sequence[int]]:
-    array = np.asarray(leaf)
+def _describe(array: np.ndarray) -> tuple[str, Sequence[int]]:
     return array.dtype.str, array.shape

@@ -72,9 +72,9 @@ def set_execution_context(
 
     Args:
         engine: The engine.
-        max_concurrent_clients: How many clients work at the same time, None for as
-            many as there are cores. TFF's worker keeps a session for each, which
-            it sets up anew for every cohort size: more only cost.
+        max_concurrent_clients: How many clients work at the same time, None for one
+            more than there are cores. TFF's worker keeps a session for each, which it
+            sets up anew for every cohort size: many cost a multiple of the time.
 
     Returns:
         What was set.
@@ -92,7 +92,9 @@ def set_execution_context(
     global _current
     if _current is not None:
         _current.close()
-    _current = _WorkerExecutorFactory(max_concurrent_clients or os.cpu_count() or 1)
+    _current = _WorkerExecutorFactory(
+        max_concurrent_clients or (os.cpu_count() or 1) + 1
+    )
     tff.framework.set_default_context(
         tff.framework.SyncExecutionContext(
             _current,
