@@ -17,6 +17,9 @@ from distributed_dp.noise import DiscreteGaussianShares, NoiseShares, SkellamSha
 
 _MIN_LOCAL_SCALE = 4.0
 _TAIL_STDDEVS = 8.0
+# How far the clip may move from where it started, so that float32 holds all that is
+# derived from it.
+_MAX_CLIP_RATIO = 2.0**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,20 +75,27 @@ class AdaptiveClip:
             )
 
     def update_clip(
-        self, l2_clip: tf.Tensor, indicator_sum: tf.Tensor, expected_clients: int
+        self,
+        l2_clip: tf.Tensor,
+        indicator_sum: tf.Tensor,
+        expected_clients: int,
+        *,
+        initial_clip: float,
     ) -> tf.Tensor:
-        """Returns the next round's clip.
+        """Returns the next round's clip, within a factor of 2**20 of the initial one.
 
         Args:
           l2_clip: Scalar float32, the clip in force.
           indicator_sum: Scalar int64, noisy sum of the +-u.
           expected_clients: n; the true number is private.
+          initial_clip: The clip of the first round.
         """
         scale = float(self.contribution * expected_clients)
         fraction = 0.5 + 0.5 * tf.cast(indicator_sum, tf.float32) / scale
         fraction = tf.clip_by_value(fraction, 0.0, 1.0)
         step = self.learning_rate * (fraction - self.target_quantile)
-        return l2_clip * tf.exp(-step)
+        low, high = initial_clip / _MAX_CLIP_RATIO, initial_clip * _MAX_CLIP_RATIO
+        return tf.clip_by_value(l2_clip * tf.exp(-step), low, high)
 
 
 def build_adaptive_clip(

@@ -102,10 +102,15 @@ class DistributedFactory(tff.aggregators.UnweightedAggregationFactory):
         self._adaptive_clip = adaptive_clip
         self._diagnostics = diagnostics
 
-    @property
-    def noise(self) -> NoiseShares:
-        """The noise shares; they tell how much of the noise arrived clients carry."""
-        return self._noise
+    def compute_variance_fraction(self, joined: int, arrived: int) -> float:
+        """Part of the noise's variance that arrived clients carry.
+
+        With adaptive clipping that of the vector or of the quantile, whichever is less.
+        """
+        noises = [self._noise]
+        if self._adaptive_clip is not None:
+            noises.append(build_indicator_noise(self._adaptive_clip, self._noise))
+        return min(noise.compute_variance_fraction(joined, arrived) for noise in noises)
 
     @abc.abstractmethod
     def _build_noise(
@@ -258,7 +263,10 @@ class _RoundOps:
             )
             indicator_sum = center(total[padded_dim] + noise[0], self.bits)
             next_state["l2_clip"] = self._adaptive_clip.update_clip(
-                state["l2_clip"], indicator_sum, self.expected_clients
+                state["l2_clip"],
+                indicator_sum,
+                self.expected_clients,
+                initial_clip=self.codec.parameters.l2_clip,
             )
         mean = self.layout.unflatten(decoded / float(self.expected_clients))
         measurements = self._measure(state, center(vector, self.bits), counts)

@@ -90,7 +90,10 @@ class NoiseShares(abc.ABC):
 
     @abc.abstractmethod
     def compute_variance_fraction(self, joined: int, arrived: int) -> float:
-        """Fraction of the central variance that the arrived clients' shares carry."""
+        """Part of the central variance in the arrived clients' shares.
+
+        Above 1 where more than `high` clients arrived.
+        """
 
     def _clamp(self, joined: tf.Tensor) -> tf.Tensor:
         joined = tf.cast(joined, tf.int64)
@@ -169,7 +172,7 @@ class SkellamShares(NoiseShares):
 
     def compute_variance_fraction(self, joined: int, arrived: int) -> float:
         units = self.num_units // min(max(joined, self.low), self.high)
-        return min(1.0, units * arrived / self.num_units)
+        return units * arrived / self.num_units
 
     def _compute_units(self, joined: tf.Tensor) -> tf.Tensor:
         return tf.constant(self.num_units, tf.int64) // self._clamp(joined)

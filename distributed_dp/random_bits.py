@@ -67,20 +67,19 @@ def draw_sign_words(seed: tf.Tensor, num: int) -> tf.Tensor:
     return draw_uint32(seed, -(-num // 32))
 
 
-def expand_sign_masks(words: tf.Tensor, num: int) -> tf.Tensor:
+def expand_sign_masks(words: tf.Tensor) -> tf.Tensor:
     """Maps each bit of the words to a mask of a float's sign.
 
     Args:
-      words: [ceil(num / 32)] uint32.
-      num: Number of masks.
+      words: [w] uint32.
 
     Returns:
-      [num] uint32, 0 where the bit is 0 and 2**31 where it is 1.
+      [32, w] uint32, 0 where the bit is 0 and 2**31 where it is 1. Words lie along the
+      last axis: a machine shifts many of them at once.
     """
     shifts = tf.constant(list(range(32)), tf.uint32)
-    bits = tf.bitwise.left_shift(words[:, tf.newaxis], shifts[tf.newaxis, :])
-    masks = tf.reshape(bits & tf.constant(1 << 31, tf.uint32), [-1])
-    return masks if num % 32 == 0 else masks[:num]
+    bits = tf.bitwise.left_shift(words[tf.newaxis, :], shifts[:, tf.newaxis])
+    return bits & tf.constant(1 << 31, tf.uint32)
 
 
 def draw_normal(seed: tf.Tensor, num: int) -> tf.Tensor:

@@ -171,14 +171,23 @@ class _HadamardRotation(Rotation):
         return self._flip_signs(self._apply(self._factors, y), seed)
 
     def _flip_signs(self, x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        shape = [-1, self._padded_dim][-x.shape.rank :]
+        is_split = self._padded_dim % 32 == 0
+
         def flip(x: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-            masks = expand_sign_masks(words, self._padded_dim)
+            masks = expand_sign_masks(words)
+            if not is_split:
+                masks = tf.reshape(masks, [-1])[: self._padded_dim]
             flipped = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.uint32), masks)
             return tf.bitcast(flipped, tf.float32)
 
-        # Drawn outside the piece: inside, XLA would draw a word for each of its bits.
+        # Outside the piece: inside, XLA would draw a word for each of its bits, and
+        # fused with a reshape it would divide for each index.
         words = draw_sign_words(seed, self._padded_dim)
-        return compile_piece(flip, size=self._padded_dim)(x, words)
+        if is_split:
+            x = tf.reshape(x, [*shape[:-1], 32, self._padded_dim // 32])
+        x = compile_piece(flip, size=self._padded_dim)(x, words)
+        return tf.reshape(x, shape)
 
     def _apply(self, factors: list[np.ndarray], x: tf.Tensor) -> tf.Tensor:
         shape = x.shape

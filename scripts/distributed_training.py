@@ -75,15 +75,17 @@ def run(config: TrainingConfig) -> RunOutcome:
         path = choose_folder(config, settings)
         engine = execution.set_execution_context(execution.Engine(config.engine))
         trainings = _build_trainings(config, task, model, plans, root)
-    print(
-        report.describe_run(
-            config, task, model, plans, engine=engine, root=root, folder=path
-        ),
-        flush=True,
-    )
     with process.user_errors(*_USER_ERRORS):
         with run_folder.open_run_folder(path, settings) as folder:
-            if folder.resumed:
+            print(
+                report.describe_run(
+                    config, task, model, plans, engine=engine, root=root, folder=path
+                ),
+                flush=True,
+            )
+            if (path / _RESULTS_NAME).exists():
+                print("This folder holds this run, finished: its results once more.")
+            elif folder.resumed:
                 print("This folder holds a run with the same flags: going on.")
             results = {
                 plan.name: training.run_training(
@@ -209,6 +211,8 @@ def _describe_settings(
             for plan in plans
         },
         "versions": flags.read_versions(),
+        # Other sources would not repeat the rounds that a crash took away.
+        "sources": flags.read_sources() if root.reproducible else None,
     }
 
 

@@ -1,7 +1,10 @@
 """Flags that the training programs share, and how flags become a configuration."""
 
 import dataclasses
+import hashlib
 import importlib.metadata
+import os
+import pathlib
 import platform
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,6 +25,7 @@ _PACKAGES = (
     "tensorflow-federated",
     "tensorflow-privacy",
 )
+_SOURCE_PACKAGES = ("distributed_dp", "scripts", "simulation")
 
 
 def define_run_flags(values: flags.FlagValues) -> None:
@@ -66,6 +70,33 @@ def check_positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if not 0 < value < float("inf"):
             raise ValueError(f"`{name}` must be positive and finite. Found {value!r}.")
+
+
+def check_output_root(output_root: str) -> None:
+    """Raises ValueError unless folders can be made in `output_root`.
+
+    An early look, so that nobody waits for imports: the folder itself decides later.
+    """
+    path = pathlib.Path(output_root).absolute()
+    while not path.exists():
+        path = path.parent
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"`output_root` must be a folder that can be written. Found {output_root!r}"
+            f", where {path} is {'read-only' if path.is_dir() else 'not a folder'}."
+        )
+
+
+def read_sources() -> str:
+    """Returns the SHA-256 of the Python files that a training runs."""
+    root = pathlib.Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for package in _SOURCE_PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            name, content = str(file.relative_to(root)).encode(), file.read_bytes()
+            for part in (name, content):
+                digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
 
 
 def read_versions() -> dict[str, str]:

@@ -117,6 +117,34 @@ def calibrate_distributed(
     return cast(IntegerParameters, parameters)
 
 
+def compute_statements(
+    plan: Plan, *, delta: float
+) -> list[accounting.PrivacyStatement]:
+    """Returns the analyst's view of a cell, and the server's where it has one.
+
+    Empty for an infeasible cell.
+    """
+    parameters, setting = plan.parameters, plan.cell.setting
+    if parameters is None:
+        return []
+    statements = [
+        accounting.compute_privacy(
+            parameters, build_scheme(setting), num_rounds=1, delta=delta
+        )
+    ]
+    if not isinstance(parameters, accounting.GaussianParameters):
+        statements.append(
+            accounting.compute_server_privacy(
+                parameters,
+                num_rounds=1,
+                num_shares=setting.num_clients,
+                delta=delta,
+                num_clients=setting.num_clients,
+            )
+        )
+    return statements
+
+
 def build_codec(cell: Cell, parameters: IntegerParameters) -> Codec:
     """Returns the codec that the cell's clients and server run.
 

@@ -8,9 +8,10 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distributed_dp import accounting
 from scripts.mean_estimation import CENTRAL_DRAWS, CONFIDENCE
 from scripts.mean_estimation_config import StudyConfig
-from scripts.mean_estimation_plan import Plan
+from scripts.mean_estimation_plan import Plan, compute_statements
 from scripts.mean_estimation_rows import INFEASIBLE, Row
 from simulation import seeds
 
@@ -65,6 +66,7 @@ def describe_run(
 
 def describe_results(
     config: StudyConfig,
+    plans: Sequence[Plan],
     rows: Sequence[Row],
     *,
     files: Sequence[pathlib.Path],
@@ -82,6 +84,10 @@ def describe_results(
     problems = _describe_problems(rows)
     if problems:
         blocks.append(problems)
+    blocks += [
+        "\n".join([_describe_example(plan), *map(str, statements)])
+        for plan, statements in _compute_examples(config, plans)
+    ]
     lines = {
         "wall time": f"{seconds:.1f} s",
         "files": "\n".join(str(file) for file in files),
@@ -89,7 +95,9 @@ def describe_results(
     return "\n\n".join([*blocks, _format_lines(lines)])
 
 
-def summarize_results(config: StudyConfig, rows: Sequence[Row]) -> dict[str, Any]:
+def summarize_results(
+    config: StudyConfig, plans: Sequence[Plan], rows: Sequence[Row]
+) -> dict[str, Any]:
     """Returns the results as JSON values."""
     return {
         "task": "mean estimation",
@@ -98,8 +106,37 @@ def summarize_results(config: StudyConfig, rows: Sequence[Row]) -> dict[str, Any
         "confidence": CONFIDENCE,
         "repeats": config.repeats,
         "central_draws_per_repeat": CENTRAL_DRAWS,
+        "privacy": [
+            {
+                "example": _describe_example(plan),
+                "statements": [statement.to_dict() for statement in statements],
+            }
+            for plan, statements in _compute_examples(config, plans)
+        ],
         "cells": [dict(row) for row in rows],
     }
+
+
+def _compute_examples(
+    config: StudyConfig, plans: Sequence[Plan]
+) -> list[tuple[Plan, list[accounting.PrivacyStatement]]]:
+    """Returns the statements of the last feasible cell of each mechanism."""
+    last = {plan.cell.mechanism: plan for plan in plans if plan.parameters is not None}
+    return [
+        (plan, compute_statements(plan, delta=config.delta)) for plan in last.values()
+    ]
+
+
+def _describe_example(plan: Plan) -> str:
+    cell = plan.cell
+    shape = f"n = {cell.setting.num_clients}, epsilon = {cell.setting.epsilon:g}"
+    if cell.num_stddevs is not None:
+        shape += f", k = {cell.num_stddevs:g}, B = {cell.bits}"
+    return (
+        f"The whole statement of one cell ({shape}). Another cell's differs in its n, "
+        "epsilon, order and charges alone; a cell is one release, and its repeats are "
+        "fresh data of the simulation"
+    )
 
 
 def save_plot(path: pathlib.Path, rows: Sequence[Row]) -> None:

@@ -70,10 +70,14 @@ def run(config: StudyConfig) -> StudyOutcome:
         plans = build_plans(config)
         settings = _describe_settings(config, root)
     path = _choose_folder(config, settings)
-    print(mean_estimation_report.describe_run(config, plans, root=root, folder=path))
-    sys.stdout.flush()
     with process.user_errors(run_folder.RunFolderError):
         with run_folder.open_run_folder(path, settings) as folder:
+            print(
+                mean_estimation_report.describe_run(
+                    config, plans, root=root, folder=path
+                ),
+                flush=True,
+            )
             done = _read_rows(path, plans) if folder.resumed else {}
             if folder.resumed:
                 print(
@@ -81,11 +85,11 @@ def run(config: StudyConfig) -> StudyOutcome:
                     f"{len(done)} of {len(plans)} cells."
                 )
             rows = _measure(config, plans, done, root=root, path=path)
-            files = _write_results(config, rows, path=path)
+            files = _write_results(config, plans, rows, path=path)
     print()
     print(
         mean_estimation_report.describe_results(
-            config, rows, files=files, seconds=time.monotonic() - started
+            config, plans, rows, files=files, seconds=time.monotonic() - started
         ),
         flush=True,
     )
@@ -311,12 +315,17 @@ def _choose_folder(config: StudyConfig, settings: Mapping[str, Any]) -> pathlib.
 
 
 def _write_results(
-    config: StudyConfig, rows: Sequence[Row], *, path: pathlib.Path
+    config: StudyConfig,
+    plans: Sequence[Plan],
+    rows: Sequence[Row],
+    *,
+    path: pathlib.Path,
 ) -> list[pathlib.Path]:
     mean_estimation_report.save_plot(path / PLOT_NAME, rows)
     # Last: it marks the run as finished.
     run_folder.write_json(
-        path / SUMMARY_NAME, mean_estimation_report.summarize_results(config, rows)
+        path / SUMMARY_NAME,
+        mean_estimation_report.summarize_results(config, plans, rows),
     )
     names = (run_folder.CONFIG_NAME, RESULTS_NAME, SUMMARY_NAME, PLOT_NAME)
     return [path / name for name in names]

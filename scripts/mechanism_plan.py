@@ -28,8 +28,9 @@ REFERENCE_DELTA = 1e-5
 # What changes nothing that is released: the same noise then gives the same release.
 _WITHOUT_EFFECT = frozenset({"compare_central", "eval_every", "checkpoint_every"})
 SEEDED_NOTE = (
-    "this run has a root seed: no epsilon holds against those who know or guess it, or "
-    "see another run with it on other data"
+    "this run has a root seed, which stands in config.json: no epsilon holds against "
+    "those who know or guess it, or see another run with it on other data; rounds lost "
+    "in a crash count once, as the same machine repeats them bit for bit"
 )
 COMPARED_NOTE = (
     "whoever sees both models of this run, which were trained on the same cohorts: "
@@ -157,7 +158,10 @@ class MechanismPlan:
             "accountant": statement.accountant,
             "as_published": statement.as_published,
             "noise_multiplier": self.parameters.noise_multiplier,
-            "central_stddev": self.parameters.central_stddev,
+            # An adaptive clip takes it along: see l2_clip of the same row.
+            "central_stddev": None
+            if self.adaptive_clip
+            else self.parameters.central_stddev,
         }
 
     def _find_least_share(
@@ -170,7 +174,7 @@ class MechanismPlan:
         """
         if not isinstance(self.factory, DistributedFactory):
             raise TypeError("Only a distributed mechanism has shares.")
-        compute_part = self.factory.noise.compute_variance_fraction
+        compute_part = self.factory.compute_variance_fraction
         reported = state.survivor_counts[state.survivor_counts > 0]
         recorded = np.any(state.cohort_sizes >= 0) and not state.rounds_lost
         if recorded and len(reported):

@@ -199,6 +199,7 @@ def main() -> None:
 
     with process.user_input():
         config = run_flags.build_config(TrainingConfig, flags.FLAGS)
+        run_flags.check_output_root(config.output_root)
     # After the flags were checked: TensorFlow and TFF take seconds to import.
     process.import_quietly("tensorflow_federated")
     from scripts import distributed_training

@@ -158,6 +158,7 @@ def main() -> None:
 
     with process.user_input():
         config = run_flags.build_config(StudyConfig, flags.FLAGS)
+        run_flags.check_output_root(config.output_root)
     # XLA logs an error that means nothing ("SetPriority unimplemented") at its first
     # compilation. What fails in TensorFlow raises as well.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

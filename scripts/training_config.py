@@ -11,6 +11,7 @@ from distributed_dp.accounting import (
     Mechanism,
     Sampling,
 )
+from distributed_dp.accounting.parameters import MAX_BITS
 from scripts import flags as run_flags
 
 # Where an output goes does not decide what is in it.
@@ -84,6 +85,18 @@ class TrainingConfig:
             raise ValueError(
                 f"`dropout_rate` must be in [0, 1). Found {self.dropout_rate!r}."
             )
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"`beta` must be in [0, 1). Found {self.beta!r}.")
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(
+                f"`bits` must be between 1 and {MAX_BITS}. Found {self.bits!r}."
+            )
+        if not 0 <= self.target_quantile <= 1:
+            raise ValueError(
+                f"`target_quantile` must be in [0, 1]. Found {self.target_quantile!r}."
+            )
+        if self.quantile_noise_multiplier is not None:
+            run_flags.check_positive(self, "quantile_noise_multiplier")
         if self.adaptive_clip and self.mechanism not in ("ddgauss", "skellam"):
             raise ValueError(
                 "`adaptive_clip` must be off unless the mechanism is ddgauss or "

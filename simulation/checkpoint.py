@@ -82,11 +82,18 @@ class CheckpointFolder:
             return _unpack(arrays, initial)
         # What TensorFlow raises for a damaged file depends on where the damage is.
         except Exception as error:
-            summary = str(error).strip().splitlines()
-            reason = summary[0][:200] if summary else type(error).__name__
             raise CheckpointError(
-                f"the checkpoint {path} is damaged or does not fit this run: {reason}"
+                f"the checkpoint {path} is damaged or does not fit this run "
+                f"({_summarize(error)}). Remove that folder to go on from the one "
+                "before it; what was spent since stays counted"
             ) from error
+
+
+def _summarize(error: Exception) -> str:
+    """Returns one short line: TensorFlow's errors carry the trace of an op."""
+    if isinstance(error, ValueError | tff.program.ProgramStateNotFoundError):
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"TensorFlow cannot read it, {type(error).__name__}"
 
 
 def _pack(checkpoint: Checkpoint) -> dict[str, np.ndarray]:

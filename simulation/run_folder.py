@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import pathlib
 import secrets
@@ -61,9 +62,23 @@ def write_text(path: pathlib.Path, text: str, *, durable: bool = False) -> None:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes a value as indented JSON, whole and on the disk."""
-    text = json.dumps(value, indent=2, allow_nan=True) + "\n"
+    """Writes a value as indented JSON, whole and on the disk.
+
+    NaN becomes null, and infinities become the strings "inf" and "-inf".
+    """
+    text = json.dumps(_make_strict(value), indent=2, allow_nan=False) + "\n"
     write_text(path, text, durable=True)
+
+
+def _make_strict(value: Any) -> Any:
+    """Returns the value with what JSON has no number for: null for NaN, "inf"."""
+    if isinstance(value, Mapping):
+        return {name: _make_strict(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_make_strict(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 @contextlib.contextmanager
@@ -81,7 +96,7 @@ def open_run_folder(
             configuration (the difference is in the message), holds something else, or
             is held by another process.
     """
-    wanted = json.loads(json.dumps(config))
+    wanted = json.loads(json.dumps(_make_strict(config)))
     found = read_config(path)
     if found is None:
         _check_unused(path)

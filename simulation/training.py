@@ -201,6 +201,7 @@ class _Loop:
             ),
             metrics=table.Table(),
         )
+        _check_ledger_is_there(folder)
         self.current = self._checkpoints.load_latest(initial)
         self._saved_rounds = self.current.ledger_state.rounds_completed
         self.ledger = ledger.PrivacyLedger(
@@ -347,6 +348,18 @@ class _Loop:
     def _write_metrics(self) -> None:
         run_folder.write_text(
             self._folder / METRICS_NAME, self.current.metrics.to_csv()
+        )
+
+
+def _check_ledger_is_there(folder: pathlib.Path) -> None:
+    """Raises LedgerError where rounds were run and nothing says what they spent."""
+    metrics = folder / METRICS_NAME
+    if (folder / _JOURNAL_NAME).exists() or not metrics.exists():
+        return
+    if len(metrics.read_text(encoding="utf-8").splitlines()) > 1:
+        raise ledger.LedgerError(
+            f"{metrics} has rounds, but the journal {folder / _JOURNAL_NAME} is "
+            "missing: what was spent is unknown. Begin a new run in another folder"
         )
 
 

@@ -70,14 +70,14 @@ def resolve_mode(
     if mechanism is Mechanism.GAUSSIAN and bound is not None:
         raise ValueError(
             "`bound` must be None for the central Gaussian, whose accountant is its "
-            f"own. Found {bound!r}."
+            f"own. Found {bound.value!r}."
         )
     if scheme.sampling is Sampling.POISSON:
         if published:
             raise ValueError(
-                "`accounting` must be PROVEN when cohorts are Poisson: the published "
-                "bound is proven there, choose it by bound=PUBLISHED. "
-                f"Found {accounting!r}."
+                "`accounting` must be 'proven' when cohorts are Poisson: the published "
+                "bound is proven there, choose it by bound='published'. "
+                f"Found {accounting.value!r}."
             )
         return Mode(
             adjacency="add or remove one user",
@@ -92,7 +92,7 @@ def resolve_mode(
         raise ValueError(
             "`bound` must be None for fixed-size cohorts with proven accounting: "
             "Poisson bounds do not describe them; sample Poisson or account "
-            f"AS_PUBLISHED. Found {bound!r}."
+            f"'as_published'. Found {bound.value!r}."
         )
     return Mode(
         adjacency="replace one user",
@@ -108,8 +108,8 @@ def _resolve_fixed_as_published(
 ) -> Mode:
     if bound is AmplificationBound.SYMMETRIC:
         raise ValueError(
-            "`bound` must be PUBLISHED (or None) for accounting AS_PUBLISHED. "
-            f"Found {bound!r}."
+            "`bound` must be 'published' (or None) for accounting 'as_published'. "
+            f"Found {bound.value!r}."
         )
     # The papers account their central Gaussian by its own Poisson-sampled curve.
     central = mechanism is Mechanism.GAUSSIAN
@@ -135,17 +135,17 @@ def _check_accountant(
         return
     if mechanism is not Mechanism.GAUSSIAN:
         raise ValueError(
-            f"`accountant` must be RDP for the {mechanism.value} mechanism. "
-            f"Found {accountant!r}."
+            f"`accountant` must be 'rdp' for the {mechanism.value} mechanism. "
+            f"Found {accountant.value!r}."
         )
     if accountant is Accountant.ANALYTIC and scheme.sampling_rate != 1:
         raise ValueError(
-            "`accountant` can be ANALYTIC only if everyone takes part, q = 1 "
-            f"(here q = {scheme.sampling_rate!r}). Found {accountant!r}."
+            "`accountant` can be 'analytic' only if everyone takes part, q = 1 "
+            f"(here q = {scheme.sampling_rate!r}). Found {accountant.value!r}."
         )
     proven_fixed = scheme.sampling is Sampling.FIXED and not published
     if accountant is Accountant.PLD and proven_fixed:
         raise ValueError(
-            "`accountant` must be RDP (or ANALYTIC at q = 1) for fixed-size cohorts "
-            f"with proven accounting. Found {accountant!r}."
+            "`accountant` must be 'rdp' (or 'analytic' at q = 1) for fixed-size "
+            f"cohorts with proven accounting. Found {accountant.value!r}."
         )

@@ -188,7 +188,7 @@ def compute_server_privacy(
         num_rounds=num_rounds,
         order=cost.order,
         bound=f"{wording.describe_base(parameters)}; {num_shares:g} shares",
-        accountant=wording.describe_accountant(Accountant.RDP),
+        accountant="RDP",
         sampler_charge=cost.sampler_charge,
         overflow_charge=0.0,
         assumptions=(

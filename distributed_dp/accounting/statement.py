@@ -10,6 +10,7 @@ NOT_COVERED = (
     "diagnostics, losses, accuracies, the cohort's size K and fractions clipped in "
     "logs and CSV: exact functions of private data, for the simulation only",
     "selection of models or hyperparameters on private validation data",
+    "other runs on the same data: what every run costs adds up",
 )
 
 

@@ -33,7 +33,9 @@ _ACCOUNTANTS = {
 COMMON_ASSUMPTIONS = (
     "secure aggregation reveals nothing but the sum modulo 2**bits, and every client "
     "that takes part clips, rounds and adds its noise honestly",
-    "noise streams are independent, perfectly random outputs of the generator",
+    "noise streams are independent, perfectly random outputs of the generator (seeds "
+    "have 64 bits: two of s streams agree with probability below s^2 / 2^65, which is "
+    "not charged)",
 )
 
 

@@ -104,7 +104,9 @@ class TestUpdate:
         )
         # Of 8 clients the fraction is within the clip: +4 each, -4 of the others.
         indicator_sum = tf.constant(round((2 * fraction - 1) * 4 * 8), tf.int64)
-        updated = adaptive_clip.update_clip(tf.constant(3.0), indicator_sum, 8)
+        updated = adaptive_clip.update_clip(
+            tf.constant(3.0), indicator_sum, 8, initial_clip=1.0
+        )
         expected = 3.0 * math.exp(-0.2 * (fraction - target))
         assert float(updated) == pytest.approx(expected, rel=1e-6)
 
@@ -112,9 +114,20 @@ class TestUpdate:
     def test_a_step_is_bounded_whatever_the_noise(self, indicator_sum: int) -> None:
         adaptive_clip = AdaptiveClip(noise_multiplier=1.0, contribution=1)
         updated = adaptive_clip.update_clip(
-            tf.constant(1.0), tf.constant(indicator_sum, tf.int64), 8
+            tf.constant(1.0), tf.constant(indicator_sum, tf.int64), 8, initial_clip=1.0
         )
         assert abs(math.log(float(updated))) == pytest.approx(0.1, rel=1e-5)
+
+    @pytest.mark.parametrize("sign", [-1, 1])
+    def test_many_steps_one_way_stay_within_float32(self, sign: int) -> None:
+        adaptive_clip = AdaptiveClip(
+            noise_multiplier=1.0, contribution=1, learning_rate=3.0
+        )
+        clip = tf.constant(0.5)
+        for _ in range(100):
+            indicator_sum = tf.constant(sign * 8, tf.int64)
+            clip = adaptive_clip.update_clip(clip, indicator_sum, 8, initial_clip=0.5)
+        assert float(clip) == 0.5 * 2.0 ** (-20 * sign)
 
 
 _DIM, _CLIENTS = 8, 20

@@ -73,7 +73,8 @@ def test_lengths(num: int, seed: np.ndarray) -> None:
     assert random_bits.draw_uint32(seed, num).shape == [num]
     assert random_bits.draw_uniform(seed, num).shape == [num]
     words = random_bits.draw_sign_words(seed, num)
-    assert random_bits.expand_sign_masks(words, num).shape == [num]
+    assert words.shape == [-(-num // 32)]
+    assert random_bits.expand_sign_masks(words).shape == [32, -(-num // 32)]
     assert random_bits.draw_normal(seed, num).shape == [num]
 
 
@@ -101,9 +102,9 @@ def test_uniform_fits_and_a_wrong_law_does_not(seed: np.ndarray) -> None:
 
 def test_sign_masks_are_fair_and_independent(seed: np.ndarray) -> None:
     words = random_bits.draw_sign_words(seed, 1 << 18)
-    masks = random_bits.expand_sign_masks(words, 1 << 18).numpy()
+    masks = random_bits.expand_sign_masks(words).numpy()
     assert set(np.unique(masks)) == {0, 1 << 31}
-    bits = (masks >> 31).astype(np.int64)
+    bits = (masks >> 31).astype(np.int64).ravel()
     for lag in (1, 2, 31, 32, 33, 64):
         agree = int(np.sum(bits[:-lag] == bits[lag:]))
         p_value = stats.binomtest(agree, bits.size - lag).pvalue

@@ -1,16 +1,21 @@
-"""Noise is shared neither by mechanisms nor by configurations with one seed."""
+"""Tests for mechanism plans: whose noise is whose, and what a plan reports."""
 
-from scripts.mechanism_plan import build_plans
+from distributed_dp.adaptive_clip import build_indicator_noise
+from distributed_dp.noise import SkellamShares
+from scripts.mechanism_plan import MechanismPlan, build_plans
 from simulation import seeds
 from tests.scripts.runs import TINY, parse
 
 
-def _build_roots(*arguments: str) -> dict[str, seeds.RootSeed]:
+def _build_plans(*arguments: str) -> list[MechanismPlan]:
     config = parse(*TINY, "--seed=1", *arguments)
-    plans = build_plans(
+    return build_plans(
         config, num_clients=800, dim=7850, root=seeds.build_root_seed(config.seed)
     )
-    return {plan.name: plan.noise_root for plan in plans}
+
+
+def _build_roots(*arguments: str) -> dict[str, seeds.RootSeed]:
+    return {plan.name: plan.noise_root for plan in _build_plans(*arguments)}
 
 
 def test_the_same_configuration_repeats_its_noise():
@@ -30,3 +35,22 @@ def test_other_settings_and_mechanisms_draw_other_noise():
     assert len(roots) == 8
     assert len({root.value for root in roots}) == len(roots)
     assert seeds.build_root_seed(1).value not in {root.value for root in roots}
+
+
+def test_an_adaptive_clip_takes_the_standard_deviation_along():
+    (fixed, *_), (adaptive, *_) = _build_plans(), _build_plans("--adaptive_clip")
+    column = fixed.describe_columns(1)["central_stddev"]
+    assert column == fixed.parameters.central_stddev > 0
+    assert adaptive.describe_columns(1)["central_stddev"] is None
+
+
+def test_the_server_counts_the_noise_of_which_less_arrived():
+    """The quantile's Skellam noise is cut into other units than the vector's."""
+    plan, *_ = _build_plans("--adaptive_clip", "--mechanism=skellam")
+    main = plan.factory._noise  # pylint: disable=protected-access
+    assert isinstance(main, SkellamShares)
+    beside = build_indicator_noise(plan.adaptive_clip, main)
+    for joined in range(plan.bounds.low, plan.bounds.high + 1):
+        least = plan.factory.compute_variance_fraction(joined, 3)
+        parts = [n.compute_variance_fraction(joined, 3) for n in (main, beside)]
+        assert least == min(parts)

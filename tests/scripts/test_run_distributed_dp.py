@@ -18,6 +18,7 @@ from absl import flags
 from distributed_dp import accounting
 from distributed_dp.rotation import RotationKind
 from scripts import distributed_training, run_distributed_dp
+from scripts import flags as run_flags
 from scripts.training_config import TrainingConfig
 from simulation import execution, process, tasks
 from tests.scripts.runs import COMMAND, ROOT, TINY, parse, read_rows
@@ -127,6 +128,11 @@ class TestBadInput:
             ("--client_lr=inf", "`client_lr` must be finite"),
             ("--server_momentum=1", "`server_momentum` must be in"),
             ("--dropout_rate=1", "`dropout_rate` must be in"),
+            ("--beta=1", "`beta` must be in"),
+            ("--bits=0", "`bits` must be between 1 and 53"),
+            ("--bits=54", "`bits` must be between 1 and 53"),
+            ("--target_quantile=2", "`target_quantile` must be"),
+            ("--quantile_noise_multiplier=0", "`quantile_noise_multiplier` must be"),
             ("--experiment=", "`output_root` and `experiment` must not be empty"),
         ],
     )
@@ -140,11 +146,9 @@ class TestBadInput:
             (["--bits=3"], r"`bits` must .* n = 20 and k = 4"),
             (["--clients_per_round=801"], r"`num_clients` \(800\). Found 801"),
             (["--model=transformer"], "`model` must be one of logistic_regression"),
-            (["--beta=2"], "`beta` must be in"),
-            (["--accounting=as_published"], "`accounting` must be PROVEN"),
+            (["--accounting=as_published"], "`accounting` must be 'proven'"),
             (["--sampling=fixed", "--bound=symmetric"], "`bound` must be None"),
             (["--delta=1e-15"], "`delta` must exceed"),
-            (["--adaptive_clip", "--target_quantile=2"], "`target_quantile` must be"),
             (["--mechanism=skellam", "--bits=40"], "use fewer bits"),
             (["--output_root=/dev/null/runs"], "/dev/null/runs"),
             (["--output_root=/proc/runs"], "cannot write to /proc/runs"),
@@ -177,6 +181,7 @@ class TestBadInput:
         arguments = {
             "light": ["--clip=0"],
             "unknown": ["--mechanism=magic"],
+            "nowhere": ["--output_root=/dev/null/runs"],
             "heavy": ["--bits=3", f"--output_root={tmp_path / 'runs'}"],
         }
         running = {
@@ -238,7 +243,8 @@ class TestOutputs:
             "the same at delta = 1e-05 (delta * N = 0.008): epsilon = ",
             "Privacy, the server itself: epsilon = ",
             "Privacy, the server itself: none (epsilon = inf)",
-            "does not cover: this run has a root seed",
+            "does not cover: this run has a root seed, which stands in config.json",
+            "does not cover: other runs on the same data",
             "does not cover: whoever sees both models of this run",
             "131,072",
             "wall time",
@@ -324,10 +330,16 @@ class TestResuming:
         assert "flags.bits" not in str(caught.value)
         assert before == {file: file.read_bytes() for file in before}
 
+    def test_other_sources_cannot_repeat_a_seeded_run(self, run, copied, monkeypatch):
+        monkeypatch.setattr(run_flags, "read_sources", lambda: "changed")
+        with pytest.raises(process.UserError, match="sources: [0-9a-f]{64} -> changed"):
+            run(*self.FINISHED)
+
     def test_a_damaged_checkpoint_is_refused(self, run, copied):
         (file,) = (copied / "checkpoints" / "round_2").rglob("*.data-*")
         file.write_bytes(file.read_bytes()[:-100])
-        with pytest.raises(process.UserError, match="round_2 is damaged"):
+        message = "round_2 is damaged.* Remove that folder"
+        with pytest.raises(process.UserError, match=message):
             run(*self.FINISHED)
 
     def test_a_folder_named_by_the_flags_is_taken_up_until_it_is_finished(self, run):

@@ -124,6 +124,12 @@ class TestRun:
         assert mean_estimation_rows.from_csv(text) == list(outcome.rows)
         summary = json.loads((outcome.folder / "results.json").read_text())
         assert summary["cells"] == [dict(row) for row in outcome.rows]
+        views = [
+            [statement["view"] for statement in entry["statements"]]
+            for entry in summary["privacy"]
+        ]
+        analyst = "analyst of the released models"
+        assert views == [[analyst, "the server itself"], [analyst]]
         assert summary["metric"].startswith("MSE = ||estimate - mean||^2 / d")
 
     def test_every_cell_is_there_with_its_privacy(self, outcome):
@@ -155,6 +161,9 @@ class TestRun:
         assert re.search(r"k = 4, B = 4 +infeasible\n", out)
         assert "infeasible: ddgauss, hadamard" in out
         assert "not reproducible" in out
+        assert "The whole statement of one cell (n = " in out
+        for view in ("analyst of the released models", "the server itself"):
+            assert re.search(rf"Privacy, {view}: epsilon = \d", out)
 
 
 class TestRepetition:

@@ -1,6 +1,7 @@
 """Tests for run folders: whole files, one run a folder, differences shown."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,18 @@ CONFIG = {"flags": {"clip": 0.1, "bits": 16}, "seed": 3}
 def open_once(path, config=CONFIG) -> run_folder.RunFolder:
     with run_folder.open_run_folder(path, config) as folder:
         return folder
+
+
+def test_json_has_only_what_json_knows(tmp_path):
+    value = {"epsilon": math.inf, "low": [-math.inf, math.nan], "order": 2.5}
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    run_folder.write_json(tmp_path / "file.json", value)
+    text = (tmp_path / "file.json").read_text()
+    found = json.loads(text, parse_constant=refuse)
+    assert found == {"epsilon": "inf", "low": ["-inf", None], "order": 2.5}
 
 
 class TestOpening:

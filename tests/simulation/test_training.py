@@ -287,6 +287,14 @@ class TestDamage:
         training.run_training(build_training(), copied)
         assert not half.exists()
 
+    def test_rounds_without_journal_and_checkpoint_are_not_forgotten(
+        self, build_training, copied
+    ):
+        (copied / "ledger.json").unlink()
+        shutil.rmtree(copied / "checkpoints")
+        with pytest.raises(ledger.LedgerError, match="what was spent is unknown"):
+            training.run_training(build_training(), copied)
+
     def test_a_journal_that_is_gone_is_refused(self, build_training, copied):
         (copied / "ledger.json").unlink()
         with pytest.raises(ledger.LedgerError, match="is missing"):

@@ -313,7 +313,7 @@ class TestRefusals:
                 dict(quantile_noise_multiplier=3.0),
                 "`quantile_contribution` 1.* coarse",
             ),
-            (dict(accountant=Accountant.PLD), "`accountant` must be RDP"),
+            (dict(accountant=Accountant.PLD), "`accountant` must be 'rdp'"),
         ],
     )
     def test_bad_values(self, changes, message):
