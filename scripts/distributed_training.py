@@ -37,7 +37,9 @@ _ENTROPY = "from the operating system"
 _USER_ERRORS = (
     DataError,
     checkpoint.CheckpointError,
+    execution.ClientError,
     execution.EngineError,
+    execution.UnsupportedError,
     ledger.LedgerError,
     run_folder.RunFolderError,
 )
@@ -73,8 +75,12 @@ def run(config: TrainingConfig) -> RunOutcome:
         )
         settings = _describe_settings(config, task, model, plans, root)
         path = choose_folder(config, settings)
-        engine = execution.set_execution_context(execution.Engine(config.engine))
-        trainings = _build_trainings(config, task, model, plans, root)
+        engine = execution.set_execution_context(
+            execution.Engine(config.engine),
+            device=config.device,
+            client_failure=execution.ClientFailure(config.client_failure),
+        )
+        trainings = _build_trainings(config, task, model, plans, root, engine)
     with process.user_errors(*_USER_ERRORS):
         with run_folder.open_run_folder(path, settings) as folder:
             print(
@@ -117,6 +123,7 @@ def _build_trainings(
     model: Model,
     plans: Sequence[MechanismPlan],
     root: seeds.RootSeed,
+    engine: execution.Execution,
 ) -> list[training.Training]:
     """Returns a training for each mechanism, all on the same cohorts."""
     cohorts = _build_cohorts(task, plans[0].scheme, root)
@@ -132,6 +139,7 @@ def _build_trainings(
             noise_root=plan.noise_root,
             privacy=_build_terms(plan),
             options=options,
+            engine=engine,
         )
         for plan in plans
     ]

@@ -14,7 +14,14 @@ from absl import flags
 ConfigT = TypeVar("ConfigT")
 
 # What the main module declares as its own, so that its --help lists them.
-RUN_FLAGS = ("seed", "engine", "output_root", "experiment")
+RUN_FLAGS = (
+    "seed",
+    "engine",
+    "device",
+    "client_failure",
+    "output_root",
+    "experiment",
+)
 
 # What decides whether a repeated round is the same round.
 _PACKAGES = (
@@ -29,7 +36,7 @@ _SOURCE_PACKAGES = ("distributed_dp", "scripts", "simulation")
 
 
 def define_run_flags(values: flags.FlagValues) -> None:
-    """Defines --seed, --engine and where the output goes."""
+    """Defines --seed, the engine's flags, and where the output goes."""
     flags.DEFINE_integer(
         "seed",
         None,
@@ -40,7 +47,26 @@ def define_run_flags(values: flags.FlagValues) -> None:
         flag_values=values,
     )
     flags.DEFINE_enum(
-        "engine", "tff", ["tff"], "what runs the TFF computations", flag_values=values
+        "engine",
+        "local",
+        ["local", "tff"],
+        "what runs the TFF computations. local: this process's TensorFlow; tff: TFF's "
+        "own runtime, a helper process on the CPU",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "device",
+        "auto",
+        "where clients work: auto (all GPUs, else the CPU), cpu, or gpu:<number>",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "client_failure",
+        "raise",
+        ["raise", "drop"],
+        "when a client's work fails. raise: the run ends; drop: the client drops out "
+        "of the round, and the server adds the noise that is then missing",
+        flag_values=values,
     )
     flags.DEFINE_string(
         "output_root", "runs", "folder that holds the run folders", flag_values=values

@@ -53,6 +53,8 @@ class TrainingConfig:
     eval_every: int
     checkpoint_every: int
     engine: str
+    device: str
+    client_failure: str
     seed: int | None
     output_root: str
     experiment: str | None

@@ -1,55 +1,47 @@
-"""Execution engines: where TFF computations run. All set-up of TFF contexts is here.
+"""Execution engines: what runs TFF computations, and where. All contexts are set here.
 
-The only engine today is TFF's own runtime, a CPU-only helper process of TFF's
-package. It is started here rather than by TFF's `set_sync_test_cpp_execution_context`,
-from the same public parts, for three reasons: the process ends with this one; it does
-not hold the standard output open; and the executors of past cohort sizes are released,
-which TFF keeps for ever (7 MB a round under Poisson sampling).
-
-Secure sums are replaced by plain sums: no cryptography is run.
+Secure sums are replaced by plain sums in every engine: no cryptography is run.
 """
 
-import atexit
 import dataclasses
 import enum
 import os
-import pathlib
-import socket
-import time
+from collections.abc import Callable
 
-import grpc
 import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
 
-from simulation import process
+from simulation.engine import devices
+from simulation.engine.cohort_run import ClientError
+from simulation.engine.local_context import ClientFailure, LocalContext
+from simulation.engine.local_evaluation import UnsupportedError
+from simulation.engine.tff_worker import (
+    EngineError,
+    WorkerExecutorFactory,
+    build_worker_context,
+)
 
-_WORKER = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
-_START_SECONDS = 60.0
-_MAX_MESSAGE_BYTES = 2_000_000_000
-_WORKER_ENVIRONMENT = {
-    # Only its errors are for the user.
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    # What one cohort size needed is given back before the next one asks for it: with
-    # glibc's defaults the process grows by some 3 MB a round, with these it stays.
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
-}
-# One cohort's executor and that of computations without clients.
-_KEPT_EXECUTORS = 2
+__all__ = [
+    "ClientError",
+    "ClientFailure",
+    "Engine",
+    "EngineError",
+    "Execution",
+    "UnsupportedError",
+    "set_execution_context",
+]
 
 
 class Engine(enum.Enum):
     """What runs the computations.
 
+    LOCAL: this process's TensorFlow, on the CPU or on GPUs.
     TFF: the runtime that TFF ships, in a helper process, on the CPU.
     """
 
+    LOCAL = "local"
     TFF = "tff"
-
-
-class EngineError(RuntimeError):
-    """The engine could not start, or it died."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,50 +55,80 @@ class Execution:
 
     engine: Engine
     device: str
+    _context: LocalContext | None = dataclasses.field(default=None, repr=False)
+
+    def watch_clients(self, on_done: Callable[[int, int], None] | None) -> None:
+        """Tells `on_done` how many clients of how many are done, during each call.
+
+        Not guaranteed: TFF's runtime does not tell.
+        """
+        if self._context is not None:
+            self._context.on_client_done = on_done
+
+    @property
+    def failures(self) -> tuple[ClientError, ...]:
+        """Clients of the last call that were dropped because their work failed."""
+        return () if self._context is None else tuple(self._context.failures)
 
 
 def set_execution_context(
-    engine: Engine = Engine.TFF, *, max_concurrent_clients: int | None = None
+    engine: Engine = Engine.LOCAL,
+    *,
+    device: str = "auto",
+    max_concurrent_clients: int | None = None,
+    client_failure: ClientFailure = ClientFailure.RAISE,
 ) -> Execution:
     """Makes `engine` run every TFF computation that this process calls from now on.
 
     Args:
         engine: The engine.
-        max_concurrent_clients: How many clients work at the same time, None for one
-            more than there are cores. TFF's worker keeps a session for each, which it
-            sets up anew for every cohort size: many cost a multiple of the time.
+        device: "auto" (all GPUs where there are any), "cpu" or "gpu:<number>".
+        max_concurrent_clients: How many clients work at the same time, None for the
+            number of cores (one more in TFF's runtime).
+        client_failure: What happens when a client's work fails.
 
     Returns:
         What was set.
 
     Raises:
-        EngineError: If the engine does not start.
-        ValueError: If `max_concurrent_clients` is not positive.
+        EngineError: If the engine does not start, or does not have the device.
+        ValueError: If an argument is out of range.
     """
     if max_concurrent_clients is not None and max_concurrent_clients < 1:
         raise ValueError(
             "`max_concurrent_clients` must be >= 1 or None. "
             f"Found {max_concurrent_clients!r}."
         )
-    _leave_gpus_alone()
-    global _current
-    if _current is not None:
-        _current.close()
-    _current = _WorkerExecutorFactory(
-        max_concurrent_clients or (os.cpu_count() or 1) + 1
+    global _close
+    if engine is Engine.TFF:
+        if device not in ("auto", "cpu"):
+            raise EngineError(
+                f"TFF's runtime works on the CPU alone. Found device={device!r}; use "
+                "the local engine"
+            )
+        if client_failure is not ClientFailure.RAISE:
+            raise EngineError("TFF's runtime cannot drop a client whose work fails")
+        _leave_gpus_alone()
+        _close()
+        cores = os.cpu_count() or 1
+        factory = WorkerExecutorFactory(max_concurrent_clients or cores + 1)
+        _close = factory.close
+        tff.framework.set_default_context(build_worker_context(factory))
+        place = f"CPU, {cores} cores (TFF {tff.__version__} helper process)"
+        return Execution(engine=engine, device=place)
+    names = devices.select_devices(device)
+    _close()
+    context = LocalContext(
+        devices=names,
+        max_concurrent_clients=max_concurrent_clients,
+        client_failure=client_failure,
     )
-    tff.framework.set_default_context(
-        tff.framework.SyncExecutionContext(
-            _current,
-            _compile,
-            transform_args=tff.tensorflow.transform_args,
-            transform_result=tff.tensorflow.transform_result,
-        )
+    _close = context.close
+    tff.framework.set_default_context(context)
+    place = (
+        f"{devices.describe_devices(names)}, {context.num_workers} clients at a time"
     )
-    return Execution(
-        engine=engine,
-        device=f"CPU, {os.cpu_count()} cores (TFF {tff.__version__} helper process)",
-    )
+    return Execution(engine=engine, device=place, _context=context)
 
 
 def _leave_gpus_alone() -> None:
@@ -121,87 +143,9 @@ def _leave_gpus_alone() -> None:
         logging.warning("TensorFlow is already using a GPU, which the clients cannot.")
 
 
-def _compile(computation: tff.Computation) -> tff.Computation:
-    """Compiles for TFF's runtime, which has no secure sums."""
-    return tff.backends.native.desugar_and_transform_to_native(
-        tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
-    )
+def _do_nothing() -> None:
+    pass
 
 
-class _WorkerExecutorFactory(tff.framework.ExecutorFactory):
-    """Executors in one helper process, at most `_KEPT_EXECUTORS` at a time."""
-
-    def __init__(self, max_concurrent_clients: int) -> None:
-        port = _find_free_port()
-        self._worker = process.start_child(
-            [
-                str(_WORKER),
-                f"--port={port}",
-                f"--max_concurrent_computation_calls={max_concurrent_clients}",
-            ],
-            environment=_WORKER_ENVIRONMENT,
-        )
-        atexit.register(self.close)
-        self._executors: dict[int, tff.framework.RemoteExecutor] = {}
-        channel = grpc.insecure_channel(
-            f"localhost:{port}",
-            [
-                ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-            ],
-        )
-        self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
-        self._wait_until_ready()
-
-    def create_executor(
-        self, cardinalities: tff.framework.CardinalitiesType
-    ) -> tff.framework.RemoteExecutor:
-        """Returns the executor for a number of clients."""
-        self._check_alive()
-        num_clients = cardinalities.get(tff.CLIENTS, 0)
-        executor = self._executors.pop(num_clients, None)
-        if executor is None:
-            while len(self._executors) >= _KEPT_EXECUTORS:
-                self._executors.pop(next(iter(self._executors))).close()
-            executor = tff.framework.RemoteExecutor(self._stub)
-            executor.set_cardinalities({tff.CLIENTS: num_clients})
-        # The last one used goes to the end.
-        self._executors[num_clients] = executor
-        return executor
-
-    def clean_up_executor(self, cardinalities: tff.framework.CardinalitiesType) -> None:
-        """Releases the executor for a number of clients."""
-        executor = self._executors.pop(cardinalities.get(tff.CLIENTS, 0), None)
-        if executor is not None:
-            executor.close()
-
-    def close(self) -> None:
-        """Ends the helper process."""
-        atexit.unregister(self.close)
-        process.end_child(self._worker)
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._stub.is_ready:
-            self._check_alive()
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"TFF's helper process did not answer in {_START_SECONDS:.0f} s"
-                )
-            time.sleep(0.02)
-
-    def _check_alive(self) -> None:
-        code = self._worker.poll()
-        if code is not None:
-            hint = " (out of memory?)" if code == -9 else ""
-            raise EngineError(f"TFF's helper process ended with code {code}{hint}")
-
-
-def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
-# The factory in use: its helper process ends when another takes its place.
-_current: _WorkerExecutorFactory | None = None
+# Ends the engine in use, when another takes its place.
+_close: Callable[[], None] = _do_nothing

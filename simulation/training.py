@@ -22,6 +22,7 @@ from simulation import (
     checkpoint,
     cohort,
     evaluation,
+    execution,
     learning,
     ledger,
     process,
@@ -39,6 +40,8 @@ _CHECKPOINTS_NAME = "checkpoints"
 _EVENTS_NAME = "tensorboard"
 # Redraws a second where someone watches; few lines where the output goes to a file.
 _PROGRESS_SECONDS = {True: 0.2, False: 20.0}
+# The clients of a round, which may be long or short.
+_CLIENTS_SECONDS = {True: 0.5, False: 60.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,7 @@ class Training:
         noise_root: The root of the clients' noise, of these settings alone.
         privacy: The terms of the mechanism.
         options: How to train.
+        engine: What runs the learning process.
     """
 
     label: str
@@ -125,6 +129,7 @@ class Training:
     noise_root: seeds.RootSeed
     privacy: PrivacyTerms
     options: TrainingOptions
+    engine: execution.Execution
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,6 +226,7 @@ class _Loop:
         done = self.ledger.state.rounds_completed
         with _show_progress(self._training.label, done, options.total_rounds) as bar:
             try:
+                self._training.engine.watch_clients(_ClientProgress(bar))
                 while self.ledger.state.rounds_completed < options.total_rounds:
                     row = self._run_round()
                     bar.set_postfix_str(
@@ -260,7 +266,13 @@ class _Loop:
             self._build_client_data(client_id, round_number, len(joined))
             for client_id in survivors
         ]
-        output = training.learning_process.next(self.current.state, client_data)
+        try:
+            output = training.learning_process.next(self.current.state, client_data)
+        except execution.ClientError as error:
+            error.add_client_id(survivors[error.client_index])
+            raise
+        failed = {failure.client_index for failure in training.engine.failures}
+        survivors = [c for index, c in enumerate(survivors) if index not in failed]
         row = self._build_row(output, round_number, len(joined), len(survivors))
         with process.defer_signals():
             self.ledger.close_round(
@@ -410,6 +422,23 @@ def _show_progress(label: str, done: int, total: int) -> Iterator[tqdm.tqdm]:
         dynamic_ncols=True,
     ) as bar:
         yield bar
+
+
+class _ClientProgress:
+    """Shows how far a long round is, beside the bar's label."""
+
+    def __init__(self, bar: tqdm.tqdm) -> None:
+        self._bar = bar
+        self._label = bar.desc
+        self._shown = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == total:
+            self._bar.set_description_str(self._label, refresh=False)
+        elif time.monotonic() - self._shown > _CLIENTS_SECONDS[sys.stderr.isatty()]:
+            self._shown = time.monotonic()
+            label = f"{self._label}, client {done}/{total}"
+            self._bar.set_description_str(label)
 
 
 def _summarize(row: Mapping[str, table.Scalar], metric: str, epsilon_name: str) -> str:

@@ -1,0 +1,1 @@
+"""TFF computations run by this process's own TensorFlow."""

@@ -1,0 +1,208 @@
+"""Between what callers give and get, and flat lists of tensors."""
+
+import collections
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulation.engine import graph_import
+
+
+def split_elements(value: Any, type_spec: tff.StructType, name: str) -> list[Any]:
+    """Returns the elements of a structure in the order of its type.
+
+    Raises:
+        TypeError: If their number or names do not match.
+    """
+    wanted = [element for element, _ in tff.structure.to_elements(type_spec)]
+    try:
+        struct = tff.structure.from_container(value)
+    except TypeError:
+        raise TypeError(
+            f"`{name}` must be a structure of type {type_spec}. "
+            f"Found {type(value).__name__}."
+        ) from None
+    pairs = list(tff.structure.to_elements(struct))
+    names = [element for element, _ in pairs]
+    named = dict(pairs)
+    if None not in wanted and None not in names and set(names) == set(wanted):
+        return [named[element] for element in wanted]
+    is_compatible = len(names) == len(wanted) and all(
+        found is None or kind is None or found == kind
+        for found, kind in zip(names, wanted, strict=True)
+    )
+    if not is_compatible:
+        raise TypeError(f"`{name}` must have the elements {wanted}. Found {names}.")
+    return [element for _, element in pairs]
+
+
+def flatten_value(value: Any, type_spec: tff.Type, name: str) -> list[tf.Tensor]:
+    """Returns the tensors of a value of a type without placements.
+
+    Raises:
+        TypeError: If it does not match the type.
+    """
+    if isinstance(type_spec, tff.StructType):
+        parts = split_elements(value, type_spec, name)
+        tensors = []
+        for index, (part, (element, kind)) in enumerate(
+            zip(parts, tff.structure.to_elements(type_spec), strict=True)
+        ):
+            label = f"{name}.{element}" if element else f"{name}[{index}]"
+            tensors += flatten_value(part, kind, label)
+        return tensors
+    if isinstance(type_spec, tff.SequenceType):
+        return [_to_variant(value, type_spec, name)]
+    return [_to_tensor(value, type_spec, name)]
+
+
+def build_result(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
+    """Returns arrays in Python's containers, as TFF's own contexts do."""
+    remaining = iter(tensors)
+
+    def build(kind: tff.Type) -> Any:
+        if isinstance(kind, tff.StructType):
+            return tff.structure.Struct(
+                [
+                    (name, build(element))
+                    for name, element in tff.structure.to_elements(kind)
+                ]
+            )
+        tensor = next(remaining)
+        if isinstance(kind, tff.SequenceType):
+            dataset = tf.data.experimental.from_variant(
+                tensor, build_element_spec(kind.element)
+            )
+            return list(dataset.as_numpy_iterator())
+        return tensor.numpy()
+
+    return tff.types.type_to_py_container(build(type_spec), type_spec)
+
+
+def build_element_spec(type_spec: tff.Type) -> Any:
+    """Returns the structure of a sequence's elements, as a data set describes it."""
+    if isinstance(type_spec, tff.StructType):
+        pairs = [
+            (name, build_element_spec(kind))
+            for name, kind in tff.structure.to_elements(type_spec)
+        ]
+        if pairs and pairs[0][0] is not None:
+            return collections.OrderedDict(pairs)
+        return tuple(spec for _, spec in pairs)
+    return graph_import.build_tensor_spec(type_spec)
+
+
+def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
+    spec = graph_import.build_tensor_spec(type_spec)
+    try:
+        tensor = tf.convert_to_tensor(value)
+        if tensor.dtype != spec.dtype:
+            # What TFF accepts too: a Python number, or an array of a kind that fits.
+            tensor = tf.convert_to_tensor(np.asarray(value).tolist(), spec.dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`{name}` must be of type {type_spec}. Found {value!r:.80}."
+        ) from error
+    if not spec.shape.is_compatible_with(tensor.shape):
+        raise TypeError(f"`{name}` must have shape {spec.shape}. Found {tensor.shape}.")
+    return tensor
+
+
+def _to_variant(value: Any, type_spec: tff.SequenceType, name: str) -> tf.Tensor:
+    if isinstance(value, list | tuple):
+        value = _build_dataset(value, type_spec, name)
+    if not isinstance(value, tf.data.Dataset):
+        raise TypeError(
+            f"`{name}` must be a tf.data.Dataset or a list. "
+            f"Found {type(value).__name__}."
+        )
+    found = tff.types.tensorflow_to_type(value.element_spec)
+    if not type_spec.element.is_assignable_from(found):
+        raise TypeError(
+            f"`{name}` must have elements of type {type_spec.element}. Found {found}."
+        )
+    return tf.data.experimental.to_variant(value.with_options(_build_options()))
+
+
+@functools.cache
+def _build_options() -> tf.data.Options:
+    """Returns options for many short data sets: tuning each one costs 20 ms."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return options
+
+
+def _build_dataset(
+    elements: Sequence[Any], type_spec: tff.SequenceType, name: str
+) -> tf.data.Dataset:
+    """Returns a data set of given elements, whose shapes may differ."""
+    packed = [
+        _pack(
+            type_spec.element,
+            iter(flatten_value(element, type_spec.element, f"{name}[{index}]")),
+        )
+        for index, element in enumerate(elements)
+    ]
+    return _concatenate(packed, build_element_spec(type_spec.element))
+
+
+def _pack(type_spec: tff.Type, tensors: Any) -> Any:
+    if isinstance(type_spec, tff.StructType):
+        pairs = [
+            (name, _pack(kind, tensors))
+            for name, kind in tff.structure.to_elements(type_spec)
+        ]
+        if pairs and pairs[0][0] is not None:
+            return collections.OrderedDict(pairs)
+        return tuple(part for _, part in pairs)
+    return next(tensors)
+
+
+def _concatenate(elements: Sequence[Any], spec: Any) -> tf.data.Dataset:
+    """Returns the data set of the elements; an empty one has the specification."""
+    dataset = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec)
+    if elements:
+        dataset = tf.data.Dataset.from_tensors(elements[0])
+        for element in elements[1:]:
+            dataset = dataset.concatenate(tf.data.Dataset.from_tensors(element))
+    return dataset
+
+
+def count_clients(value: Any, type_spec: tff.Type) -> int | None:
+    """Returns the number of clients that a value has entries for, None without any.
+
+    Raises:
+        ValueError: If two parts disagree.
+        TypeError: If a part is not a list.
+    """
+    if isinstance(type_spec, tff.FederatedType):
+        if type_spec.all_equal or type_spec.placement is not tff.CLIENTS:
+            return None
+        if not isinstance(value, list | tuple):
+            raise TypeError(
+                f"a value of type {type_spec} must be a list with an entry for each "
+                f"client. Found {type(value).__name__}."
+            )
+        return len(value)
+    if not isinstance(type_spec, tff.StructType):
+        return None
+    counts = {
+        count
+        for part, (_, kind) in zip(
+            split_elements(value, type_spec, "argument"),
+            tff.structure.to_elements(type_spec),
+            strict=True,
+        )
+        if (count := count_clients(part, kind)) is not None
+    }
+    if len(counts) > 1:
+        raise ValueError(
+            "all values at the clients must have one number of entries. Found "
+            f"{sorted(counts)}."
+        )
+    return counts.pop() if counts else None

@@ -1,0 +1,42 @@
+"""Which devices the clients' work is placed on."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from simulation.engine.tff_worker import EngineError
+
+
+def select_devices(device: str) -> list[str]:
+    """Returns TensorFlow's names of the devices that share the clients.
+
+    Args:
+        device: "auto" (all GPUs where there are any, else the CPU), "cpu", or
+            "gpu:<number>".
+
+    Raises:
+        EngineError: If the device is not there.
+        ValueError: If the name is none of these.
+    """
+    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    cpus = [cpu.name for cpu in tf.config.list_logical_devices("CPU")]
+    if device == "auto":
+        return gpus or cpus
+    if device == "cpu":
+        return cpus
+    kind, _, number = device.partition(":")
+    if kind != "gpu" or not number.isdigit():
+        raise ValueError(
+            f"`device` must be 'auto', 'cpu' or 'gpu:<number>'. Found {device!r}."
+        )
+    if int(number) >= len(gpus):
+        raise EngineError(
+            f"`device` is {device!r}, but TensorFlow sees {len(gpus)} GPUs here; use "
+            "--device=auto or cpu"
+        )
+    return [gpus[int(number)]]
+
+
+def describe_devices(names: Sequence[str]) -> str:
+    """Returns the devices in a word or two, for people."""
+    return ", ".join(name.removeprefix("/device:") for name in names)

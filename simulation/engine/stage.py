@@ -1,0 +1,215 @@
+"""Functions of this process's TensorFlow, one for each stage of a plan.
+
+A stage takes values that are known and gives values that are needed; everything between
+is one graph. TFF's semantics hold: what no output needs is not computed.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulation.engine import graph_import, local_evaluation
+from simulation.engine.graph_import import Value
+from simulation.engine.local_evaluation import Block
+from simulation.engine.plan import Kind, Node
+
+Flat = list[tf.Tensor]
+
+
+class Stage:
+    """A function from the values of some nodes to the values of others."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Node],
+        totals: Sequence[Node],
+        outputs: Sequence[Node],
+        *,
+        slots: Sequence[str | None],
+    ) -> None:
+        """Builds the graphs.
+
+        Args:
+            inputs: The nodes whose values are given.
+            totals: The aggregates for which the accumulated totals are given.
+            outputs: The nodes whose values are wanted.
+            slots: For each call that may overlap others, the device of its ops, None
+                for TensorFlow's choice. A graph with variables is built for each.
+        """
+        self.inputs = tuple(inputs)
+        self.totals = tuple(totals)
+        self.outputs = tuple(outputs)
+        self._sizes = [
+            len(graph_import.list_leaf_types(node.type_spec)) for node in self.outputs
+        ]
+        has_state = any(map(_has_state, _walk([*inputs, *totals], outputs)))
+        built: dict[Any, Callable[..., Flat]] = {}
+        for number, device in enumerate(slots):
+            key = number if has_state else device
+            if key not in built:
+                built[key] = self._trace(device)
+        self._functions = [
+            built[number if has_state else device]
+            for number, device in enumerate(slots)
+        ]
+
+    def run(self, values: Sequence[Flat], *, slot: int = 0) -> list[Flat]:
+        """Returns the values of the outputs.
+
+        Args:
+            values: Those of the inputs, then the totals.
+            slot: Which of the calls that may overlap this one is.
+        """
+        flat = [tensor for value in values for tensor in value]
+        found = iter(self._functions[slot](*flat))
+        return [[next(found) for _ in range(size)] for size in self._sizes]
+
+    def _trace(self, device: str | None) -> Callable[..., Flat]:
+        copy = uuid.uuid4().hex
+        types = [node.type_spec for node in self.inputs]
+        types += [node.inputs[1].type_spec for node in self.totals]
+
+        def compute(*tensors: tf.Tensor) -> Flat:
+            values = _unflatten_all(types, tensors)
+            split = len(self.inputs)
+            known = dict(zip(self.inputs, values[:split], strict=True))
+            totals = dict(zip(self.totals, values[split:], strict=True))
+            evaluator = _Evaluator(known, totals, copy)
+            return [
+                tensor
+                for node in self.outputs
+                for tensor in graph_import.flatten(evaluator.compute(node))
+            ]
+
+        return _build_function(compute, types, device)
+
+
+class Accumulation:
+    """One step of several aggregates: what was accumulated, and one client's values."""
+
+    def __init__(self, aggregates: Sequence[Node], *, device: str | None) -> None:
+        self._sizes = [
+            len(graph_import.list_leaf_types(node.inputs[1].type_spec))
+            for node in aggregates
+        ]
+        value_types = [node.inputs[0].type_spec for node in aggregates]
+        zero_types = [node.inputs[1].type_spec for node in aggregates]
+        copy = uuid.uuid4().hex
+
+        def accumulate(*tensors: tf.Tensor) -> Flat:
+            values = _unflatten_all([*zero_types, *value_types], tensors)
+            pairs = zip(
+                values[: len(aggregates)], values[len(aggregates) :], strict=True
+            )
+            results = [
+                local_evaluation.call(node.payload[0], pair, copy)
+                for node, pair in zip(aggregates, pairs, strict=True)
+            ]
+            return [t for result in results for t in graph_import.flatten(result)]
+
+        self._function = _build_function(
+            accumulate, [*zero_types, *value_types], device
+        )
+
+    def add(self, totals: Sequence[Flat], values: Sequence[Flat]) -> list[Flat]:
+        """Returns the totals with one client's values added."""
+        flat = [tensor for value in (*totals, *values) for tensor in value]
+        found = iter(self._function(*flat))
+        return [[next(found) for _ in range(size)] for size in self._sizes]
+
+
+def _unflatten_all(
+    types: Sequence[tff.Type], tensors: Sequence[tf.Tensor]
+) -> list[Value]:
+    remaining = iter(tensors)
+    return [
+        graph_import.unflatten(
+            kind, [next(remaining) for _ in graph_import.list_leaf_types(kind)]
+        )
+        for kind in types
+    ]
+
+
+def _build_function(
+    compute: Callable[..., Flat], types: Sequence[tff.Type], device: str | None
+) -> Callable[..., Flat]:
+    """Returns a compiled function of the leaves of these types."""
+    specs = [
+        graph_import.build_tensor_spec(leaf)
+        for type_spec in types
+        for leaf in graph_import.list_leaf_types(type_spec)
+    ]
+
+    def place(*tensors: tf.Tensor) -> Flat:
+        with tf.device(device):
+            return compute(*tensors)
+
+    # Not tf.function: it would run stateful ops that no output needs, and order them.
+    return tf.compat.v1.wrap_function(place, specs)
+
+
+class _Evaluator:
+    """The values of nodes in a graph that is being built."""
+
+    def __init__(
+        self, known: dict[Node, Value], totals: dict[Node, Value], copy: str
+    ) -> None:
+        self._values = dict(known)
+        self._totals = totals
+        self._copy = copy
+
+    def compute(self, node: Node) -> Value:
+        """Returns the value of a node."""
+        if node not in self._values:
+            self._values[node] = self._compute(node)
+        return self._values[node]
+
+    def _compute(self, node: Node) -> Value:
+        if node.kind is Kind.LITERAL:
+            return local_evaluation.build_constant(node.payload)
+        if node.kind is Kind.STRUCT:
+            return tuple(self.compute(source) for source in node.inputs)
+        if node.kind is Kind.SELECT:
+            return self.compute(node.inputs[0])[node.payload]
+        if node.kind is Kind.BROADCAST:
+            return self.compute(node.inputs[0])
+        if node.kind is Kind.AGGREGATE:
+            report = node.payload[2]
+            return local_evaluation.call(report, self._totals[node], self._copy)
+        if node.kind is Kind.APPLY:
+            argument = self.compute(node.inputs[0]) if node.inputs else None
+            return local_evaluation.call(node.payload, argument, self._copy)
+        raise ValueError(f"`inputs` must hold every parameter. Found {node!r}.")
+
+
+def _walk(known: Iterable[Node], outputs: Iterable[Node]) -> list[Node]:
+    """Returns the nodes that outputs are made of, down to those that are known."""
+    found: dict[Node, None] = {}
+    known, pending = set(known), list(outputs)
+    while pending:
+        node = pending.pop()
+        if node not in found and node not in known:
+            found[node] = None
+            pending.extend(node.inputs)
+    return list(found)
+
+
+def _has_state(node: Node) -> bool:
+    if node.kind is not Kind.APPLY:
+        return False
+    function = node.payload
+    if isinstance(function, tff.framework.CompiledComputation):
+        return graph_import.has_state(function)
+    found = False
+
+    def look(block: Block) -> tuple[Block, bool]:
+        nonlocal found
+        if isinstance(block, tff.framework.CompiledComputation):
+            found |= graph_import.has_state(block)
+        return block, False
+
+    tff.framework.transform_postorder(function.block, look)
+    return found
