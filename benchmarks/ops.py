@@ -20,12 +20,12 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf  # noqa: E402
-from absl import app, flags  # noqa: E402
+from absl import flags  # noqa: E402
 
 from distributed_dp.accounting import DDGaussParameters  # noqa: E402
 from distributed_dp.discrete_gaussian import (  # noqa: E402
@@ -35,6 +35,7 @@ from distributed_dp.encoding import Codec  # noqa: E402
 from distributed_dp.noise import DiscreteGaussianShares  # noqa: E402
 from distributed_dp.rotation import RotationKind, build_rotation  # noqa: E402
 from distributed_dp.skellam import build_skellam_sampler  # noqa: E402
+from simulation import process  # noqa: E402
 
 FLAGS = flags.FLAGS
 GRAPH_STEPS = 10
@@ -247,10 +248,8 @@ def build_report(
     }
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     """Times, prints, and writes the figures."""
-    if len(argv) > 1:
-        raise app.UsageError(f"Unknown arguments: {list(argv[1:])}")
     candidates = build_candidates(FLAGS.dim, FLAGS.update_dim)
     medians = time_interleaved(candidates, FLAGS.repeats)
     report = build_report(medians, candidates, FLAGS.repeats)
@@ -266,4 +265,4 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    process.run_program(main, name="ops")

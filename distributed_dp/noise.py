@@ -69,7 +69,7 @@ class NoiseShares(abc.ABC):
           joined: Scalar int64, number of clients that joined the round.
 
         Returns:
-          [dim] int32.
+          [dim] int32; where the noise can leave its range, modulo 2**32.
         """
 
     @abc.abstractmethod
@@ -110,15 +110,13 @@ class DiscreteGaussianShares(NoiseShares):
         self.sampler = build_discrete_gaussian_sampler(
             [variance / size for size in range(low, high + 1)]
         )
-        if self.sampler.wide:
-            raise ValueError(
-                "`central_scale` must keep every share within int32; use fewer bits. "
-                f"Found {central_scale!r}."
-            )
 
     def sample_share(self, dim: int, seed: tf.Tensor, joined: tf.Tensor) -> tf.Tensor:
         row = self._clamp(joined) - tf.constant(self.low, tf.int64)
-        return self.sampler.sample([dim], seed, row=row)
+        share = self.sampler.sample([dim], seed, row=row)
+        if self.sampler.wide:
+            share = tf.bitcast(tf.bitcast(share, tf.uint32)[..., 0], tf.int32)
+        return share
 
     def sample_missing(
         self, dim: int, seed: tf.Tensor, joined: tf.Tensor, arrived: tf.Tensor

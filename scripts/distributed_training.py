@@ -35,6 +35,8 @@ _RESULTS_NAME = "results.json"
 _PLOT_NAME = "plot.png"
 _ENTROPY = "from the operating system"
 _USER_ERRORS = (
+    # A full disk, a folder in a file's place.
+    OSError,
     DataError,
     checkpoint.CheckpointError,
     execution.ClientError,

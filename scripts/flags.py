@@ -23,6 +23,9 @@ RUN_FLAGS = (
     "experiment",
 )
 
+# What distributed_dp.modular takes.
+MAX_BITS = 32
+_LARGEST_CLIP = 1e15
 # What decides whether a repeated round is the same round.
 _PACKAGES = (
     "dp-accounting",
@@ -98,14 +101,38 @@ def check_positive(config: Any, *names: str) -> None:
             raise ValueError(f"`{name}` must be positive and finite. Found {value!r}.")
 
 
+def check_clip(clip: float) -> None:
+    """Raises ValueError unless float32 holds sums of clipped vectors with room."""
+    if not 1 / _LARGEST_CLIP <= clip <= _LARGEST_CLIP:
+        raise ValueError(
+            f"`clip` must be between {1 / _LARGEST_CLIP:g} and {_LARGEST_CLIP:g}: the "
+            f"arithmetic is float32. Found {clip!r}."
+        )
+
+
+def check_experiment(experiment: str) -> None:
+    """Raises ValueError unless `experiment` is the name of a folder."""
+    if experiment in ("", ".", "..") or "/" in experiment or "\0" in experiment:
+        raise ValueError(
+            "`experiment` must be a name without slashes, of a folder in output_root. "
+            f"Found {experiment!r}."
+        )
+
+
 def check_output_root(output_root: str) -> None:
     """Raises ValueError unless folders can be made in `output_root`.
 
     An early look, so that nobody waits for imports: the folder itself decides later.
     """
     path = pathlib.Path(output_root).absolute()
-    while not path.exists():
-        path = path.parent
+    try:
+        while not path.exists():
+            path = path.parent
+    except OSError as error:
+        raise ValueError(
+            f"`output_root` must be a path that the system takes: {error.strerror}. "
+            f"Found {output_root!r:.80}."
+        ) from None
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         raise ValueError(
             f"`output_root` must be a folder that can be written. Found {output_root!r}"

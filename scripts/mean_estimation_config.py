@@ -18,7 +18,6 @@ ROTATIONS = (
     "dft_uniform_phase",
     "identity",
 )
-MAX_BITS = 32
 # Where an output goes, and how many threads made it, does not decide what is in it.
 _LOCATION_FIELDS = ("output_root", "experiment", "seed", "workers")
 _GRID_FIELDS = (
@@ -123,7 +122,7 @@ class StudyConfig:
         _check_choices("norm_bound", self.norm_bound, NORM_BOUNDS)
         for name in ("num_clients", "dim"):
             _check_range(name, getattr(self, name), low=1)
-        _check_range("bits", self.bits, low=1, high=MAX_BITS)
+        _check_range("bits", self.bits, low=1, high=run_flags.MAX_BITS)
         for name in ("clip", "num_stddevs", "epsilon"):
             for value in getattr(self, name):
                 if not 0 < value < math.inf:
@@ -141,8 +140,12 @@ class StudyConfig:
             )
         if self.workers is not None:
             run_flags.check_positive(self, "workers")
-        if not self.output_root or self.experiment == "":
-            raise ValueError("`output_root` and `experiment` must not be empty.")
+        for value in self.clip:
+            run_flags.check_clip(value)
+        if self.experiment is not None:
+            run_flags.check_experiment(self.experiment)
+        if not self.output_root:
+            raise ValueError("`output_root` must not be empty.")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields that decide the result."""

@@ -138,6 +138,7 @@ def compute_statements(
                 parameters,
                 num_rounds=1,
                 num_shares=setting.num_clients,
+                max_shares=setting.num_clients,
                 delta=delta,
                 num_clients=setting.num_clients,
             )

@@ -153,19 +153,32 @@ def from_csv(text: str) -> list[Row]:
     """Reads what `to_csv` wrote.
 
     Raises:
-        ValueError: If the columns are others or a field is not of its type.
+        ValueError: If the columns are others, or a field is none that is written.
     """
     found = table.Table.from_csv(text)
     if found.columns != tuple(_TYPES):
         raise ValueError(f"`text` must have the columns {tuple(_TYPES)}.")
     columns = [found.read_column(name) for name in _TYPES]
-    return [
+    rows: list[Row] = [
         {
             name: None if field == "" else kind(field)
             for (name, kind), field in zip(_TYPES.items(), fields, strict=True)
         }
         for fields in zip(*columns, strict=True)
     ]
+    for row in rows:
+        _check_row(row)
+    return rows
+
+
+def _check_row(row: Row) -> None:
+    """Raises ValueError if a row cannot be one that was written."""
+    if row["status"] not in (MEASURED, INFEASIBLE):
+        raise ValueError(f"`status` must be one of ours. Found {row['status']!r}.")
+    for name in ("mse", "central_mse", "epsilon", "ratio"):
+        value = row[name]
+        if value is not None and not 0 <= float(value) < math.inf:
+            raise ValueError(f"`{name}` must be finite and >= 0. Found {value!r}.")
 
 
 def _describe_mechanism(plan: Plan) -> dict[str, table.Scalar]:

@@ -18,7 +18,12 @@ from typing import Any
 import tqdm
 
 from distributed_dp import accounting
-from scripts import mean_estimation, mean_estimation_report, mean_estimation_rows
+from scripts import (
+    flags,
+    mean_estimation,
+    mean_estimation_report,
+    mean_estimation_rows,
+)
 from scripts.mean_estimation_config import (
     Setting,
     StudyConfig,
@@ -294,6 +299,7 @@ def _describe_settings(config: StudyConfig, root: seeds.RootSeed) -> dict[str, A
         "seed": config.seed if root.reproducible else _ENTROPY,
         "reproducible": root.reproducible,
         "versions": versions,
+        "sources": flags.read_sources() if root.reproducible else None,
     }
 
 

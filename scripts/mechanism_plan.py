@@ -183,7 +183,10 @@ class MechanismPlan:
             return min(compute_part(int(k), int(n)) for k, n in pairs), None
         low, high = self.bounds.low, self.bounds.high
         sizes = np.arange(low, high + 1)
-        survivors = np.maximum(stats.binom.ppf(_RARE, sizes, 1 - dropout_rate), 1)
+        survivors = sizes
+        # At a rate of 0, SciPy 1.9 answers 0 instead of all.
+        if dropout_rate > 0:
+            survivors = np.maximum(stats.binom.ppf(_RARE, sizes, 1 - dropout_rate), 1)
         pairs = zip(sizes, survivors, strict=True)
         return min(compute_part(int(k), int(n)) for k, n in pairs), (
             f"no cohort was smaller than {low}, and in none did more clients drop out "

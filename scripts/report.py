@@ -191,6 +191,8 @@ def _describe_privacy(
         blocks.append(str(server))
     elif not plan.is_distributed:
         blocks.append(_NO_SERVER_PRIVACY)
+    else:
+        blocks.append("Privacy, the server itself: epsilon = 0, no user joined a round")
     return "\n".join(blocks)
 
 

@@ -11,7 +11,6 @@ from distributed_dp.accounting import (
     Mechanism,
     Sampling,
 )
-from distributed_dp.accounting.parameters import MAX_BITS
 from scripts import flags as run_flags
 
 # Where an output goes does not decide what is in it.
@@ -89,10 +88,14 @@ class TrainingConfig:
             )
         if not 0 <= self.beta < 1:
             raise ValueError(f"`beta` must be in [0, 1). Found {self.beta!r}.")
-        if not 1 <= self.bits <= MAX_BITS:
+        run_flags.check_clip(self.clip)
+        if not 1 <= self.bits <= run_flags.MAX_BITS:
             raise ValueError(
-                f"`bits` must be between 1 and {MAX_BITS}. Found {self.bits!r}."
+                f"`bits` must be between 1 and {run_flags.MAX_BITS}. "
+                f"Found {self.bits!r}."
             )
+        if self.experiment is not None:
+            run_flags.check_experiment(self.experiment)
         if not 0 <= self.target_quantile <= 1:
             raise ValueError(
                 f"`target_quantile` must be in [0, 1]. Found {self.target_quantile!r}."
@@ -104,8 +107,8 @@ class TrainingConfig:
                 "`adaptive_clip` must be off unless the mechanism is ddgauss or "
                 f"skellam. Found mechanism={self.mechanism!r}."
             )
-        if not self.output_root or self.experiment == "":
-            raise ValueError("`output_root` and `experiment` must not be empty.")
+        if not self.output_root:
+            raise ValueError("`output_root` must not be empty.")
 
     @property
     def mechanism_kind(self) -> Mechanism | None:

@@ -71,7 +71,12 @@ class CheckpointFolder:
         Raises:
             CheckpointError: If the latest checkpoint is damaged or does not fit.
         """
-        versions = asyncio.run(self._manager.get_versions())
+        try:
+            versions = asyncio.run(self._manager.get_versions())
+        except tf.errors.OpError:
+            raise CheckpointError(
+                f"{self._path} is not a folder of checkpoints"
+            ) from None
         if not versions:
             return initial
         version = versions[-1]
@@ -85,7 +90,8 @@ class CheckpointFolder:
             raise CheckpointError(
                 f"the checkpoint {path} is damaged or does not fit this run "
                 f"({_summarize(error)}). Remove that folder to go on from the one "
-                "before it; what was spent since stays counted"
+                "before it: an unseeded run pays for the rounds since, a seeded one "
+                "repeats them"
             ) from error
 
 

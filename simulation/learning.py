@@ -188,9 +188,10 @@ def _build_client_work(
     )
     def next_fn(state: Any, weights: Any, client_data: Any) -> Any:
         result, sums = tff.federated_map(work, (weights, client_data))
-        return tff.templates.MeasuredProcessOutput(
-            state, result, tff.federated_sum(sums)
-        )
+        totals = tff.federated_value(collections.OrderedDict(), tff.SERVER)
+        if measure_clients:
+            totals = tff.federated_sum(sums)
+        return tff.templates.MeasuredProcessOutput(state, result, totals)
 
     return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
 

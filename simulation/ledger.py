@@ -212,7 +212,7 @@ def _recover(
         return state
     try:
         spent = int(json.loads(journal_path.read_text())["rounds_spent"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise LedgerError(f"the journal {journal_path} is damaged") from None
     lost = spent - state.rounds_spent
     if lost < 0:

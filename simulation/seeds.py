@@ -35,7 +35,8 @@ class RootSeed:
 
     Attributes:
         value: An integer in [0, 2**256). It determines all noise of the run: whoever
-            knows it can subtract the noise, so it is never printed.
+            knows it can subtract the noise, so it is printed only where the user chose
+            it.
         reproducible: Whether the user chose the value. A value that the operating
             system drew is kept in memory alone and ends with the process.
     """

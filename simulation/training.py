@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
@@ -368,7 +369,7 @@ def _check_ledger_is_there(folder: pathlib.Path) -> None:
     metrics = folder / METRICS_NAME
     if (folder / _JOURNAL_NAME).exists() or not metrics.exists():
         return
-    if len(metrics.read_text(encoding="utf-8").splitlines()) > 1:
+    if len(metrics.read_bytes().splitlines()) > 1:
         raise ledger.LedgerError(
             f"{metrics} has rounds, but the journal {folder / _JOURNAL_NAME} is "
             "missing: what was spent is unknown. Begin a new run in another folder"
@@ -382,7 +383,8 @@ class _Releases:
     """
 
     def __init__(self, folder: pathlib.Path, *, keeps_times: bool) -> None:
-        self._events = tff.program.TensorBoardReleaseManager(folder / _EVENTS_NAME)
+        with _tensorboard_errors():
+            self._events = tff.program.TensorBoardReleaseManager(folder / _EVENTS_NAME)
         self._path = folder / _TIMING_NAME if keeps_times else None
         self._times = _read_times(self._path)
 
@@ -396,18 +398,29 @@ class _Releases:
             if isinstance(value, int | float) and name != "round"
         }
 
-        asyncio.run(self._events.release(values, completed))
+        with _tensorboard_errors():
+            asyncio.run(self._events.release(values, completed))
         if self._path is not None:
             self._times[completed] = f"{seconds:.4f}"
             lines = ["round,seconds", *(f"{k},{v}" for k, v in self._times.items())]
             run_folder.write_text(self._path, "\n".join(lines) + "\n")
 
 
+@contextlib.contextmanager
+def _tensorboard_errors() -> Iterator[None]:
+    """Turns TensorFlow's errors about files into the system's."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(f"cannot write tensorboard events: {error.message}") from error
+
+
 def _read_times(path: pathlib.Path | None) -> dict[int, str]:
     """Returns the times of earlier rounds; none from a file that is damaged."""
     if path is None or not path.exists():
         return {}
-    pairs = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    pairs = [line.split(",") for line in text.splitlines()[1:]]
     return {int(p[0]): p[1] for p in pairs if len(p) == 2 and p[0].isdigit()}
 
 

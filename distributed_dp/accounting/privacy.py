@@ -116,9 +116,9 @@ def compute_server_privacy(
     *,
     num_rounds: int,
     num_shares: float,
+    max_shares: int,
     delta: float,
     num_clients: int,
-    max_shares: int | None = None,
     quantile_noise_multiplier: float | None = None,
     quantile_contribution: int = 1,
 ) -> PrivacyStatement:
@@ -133,11 +133,11 @@ def compute_server_privacy(
       num_shares: shares added by surviving clients in each of these rounds, in units
         of the parameters' share (variance local_stddev^2): with K joined, K' survivors
         and the share scaled to K, this is n K' / max(K, low). A fraction is allowed.
+      max_shares: the largest number of clients whose noise is summed in a round
+        (Poisson: the cohort bounds' `high`; fixed: the cohort); decides how coarse one
+        share can be.
       delta: of the whole claim.
       num_clients: N, for delta * N.
-      max_shares: the largest number of clients whose noise is summed in a round, where
-        that is above `num_shares` (Poisson: the cohort bounds' `high`); decides how
-        coarse one share can be.
       quantile_noise_multiplier: as in `compute_privacy`.
       quantile_contribution: as in `compute_privacy`.
 
@@ -156,11 +156,10 @@ def compute_server_privacy(
     validation.check_positive("num_shares", num_shares)
     validation.check_delta(delta)
     validation.check_integer("num_clients", num_clients, low=1)
-    if max_shares is not None:
-        validation.check_integer("max_shares", max_shares, low=1)
+    validation.check_integer("max_shares", max_shares, low=1)
     # A share at the largest cohort is the smallest one.
-    shares = max(num_shares, max_shares or 0)
-    finest = max(parameters.clients_per_round, max_shares or 0)
+    shares = max(num_shares, max_shares)
+    finest = max(parameters.clients_per_round, max_shares)
     local_stddev = parameters.central_stddev / math.sqrt(finest)
     release = build_release(
         parameters,

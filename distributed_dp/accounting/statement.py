@@ -7,8 +7,9 @@ from typing import Any
 AS_PUBLISHED_WORDS = "as published, not a proven bound for this sampler"
 
 NOT_COVERED = (
-    "diagnostics, losses, accuracies, the cohort's size K and fractions clipped in "
-    "logs and CSV: exact functions of private data, for the simulation only",
+    "diagnostics, losses, accuracies, the cohort's size K, fractions clipped and the "
+    "time that rounds took, in logs, CSV and TensorBoard: exact functions of private "
+    "data, for the simulation only",
     "selection of models or hyperparameters on private validation data",
     "other runs on the same data: what every run costs adds up",
 )

@@ -34,8 +34,8 @@ COMMON_ASSUMPTIONS = (
     "secure aggregation reveals nothing but the sum modulo 2**bits, and every client "
     "that takes part clips, rounds and adds its noise honestly",
     "noise streams are independent, perfectly random outputs of the generator (seeds "
-    "have 64 bits: two of s streams agree with probability below s^2 / 2^65, which is "
-    "not charged)",
+    "have 64 bits: that two of s streams agree has a probability of the order of "
+    "s^2 / 2^64, which is not charged)",
 )
 
 

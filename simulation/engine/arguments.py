@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,10 +74,8 @@ def build_result(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
             )
         tensor = next(remaining)
         if isinstance(kind, tff.SequenceType):
-            dataset = tf.data.experimental.from_variant(
-                tensor, build_element_spec(kind.element)
-            )
-            return list(dataset.as_numpy_iterator())
+            spec = build_element_spec(kind.element)
+            return tf.data.experimental.from_variant(tensor, spec)
         return tensor.numpy()
 
     return tff.types.type_to_py_container(build(type_spec), type_spec)
@@ -120,21 +118,34 @@ def _to_variant(value: Any, type_spec: tff.SequenceType, name: str) -> tf.Tensor
             f"`{name}` must be a tf.data.Dataset or a list. "
             f"Found {type(value).__name__}."
         )
-    found = tff.types.tensorflow_to_type(value.element_spec)
+    found = _infer_type(_freeze(value.element_spec))
     if not type_spec.element.is_assignable_from(found):
         raise TypeError(
             f"`{name}` must have elements of type {type_spec.element}. Found {found}."
         )
-    return tf.data.experimental.to_variant(value.with_options(_build_options()))
+    return tf.data.experimental.to_variant(value)
 
 
-@functools.cache
-def _build_options() -> tf.data.Options:
-    """Returns options for many short data sets: tuning each one costs 20 ms."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    return options
+def _freeze(spec: Any) -> Any:
+    """Returns a structure of tensor specifications as a key."""
+    if hasattr(spec, "_asdict"):
+        spec = spec._asdict()
+    if isinstance(spec, Mapping):
+        return (True, *((name, _freeze(part)) for name, part in spec.items()))
+    if isinstance(spec, tuple):
+        return (False, *(_freeze(part) for part in spec))
+    return spec
+
+
+# A client's data set takes less time to train on than to infer its type.
+@functools.lru_cache(maxsize=256)
+def _infer_type(frozen: Any) -> tff.Type:
+    if not isinstance(frozen, tuple):
+        return tff.types.tensorflow_to_type(frozen)
+    is_named, *parts = frozen
+    if is_named:
+        return tff.StructType([(name, _infer_type(part)) for name, part in parts])
+    return tff.StructType([_infer_type(part) for part in parts])
 
 
 def _build_dataset(

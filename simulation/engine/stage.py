@@ -125,9 +125,16 @@ def _unflatten_all(
     types: Sequence[tff.Type], tensors: Sequence[tf.Tensor]
 ) -> list[Value]:
     remaining = iter(tensors)
+
+    def take(leaf: tff.Type) -> tf.Tensor:
+        tensor = next(remaining)
+        if isinstance(leaf, tff.SequenceType):
+            return graph_import.tame_sequence(tensor, leaf)
+        return tensor
+
     return [
         graph_import.unflatten(
-            kind, [next(remaining) for _ in graph_import.list_leaf_types(kind)]
+            kind, [take(leaf) for leaf in graph_import.list_leaf_types(kind)]
         )
         for kind in types
     ]

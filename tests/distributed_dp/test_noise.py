@@ -166,9 +166,9 @@ class TestSum:
         with pytest.raises(ValueError, match="`central_scale` must be"):
             kind(scale, low=1, high=2)
 
-    def test_scales_that_leave_int32_are_refused(self, kind: type[NoiseShares]) -> None:
-        with pytest.raises(ValueError, match="`central_scale` must"):
-            kind(2.0**28, low=1, high=2)
+    def test_scales_without_tables_are_refused(self, kind: type[NoiseShares]) -> None:
+        with pytest.raises(ValueError, match="`(central_scale|variances)` must"):
+            kind(2.0**60, low=1, high=2)
 
 
 class TestDiscreteGaussianShares:
@@ -260,3 +260,23 @@ def test_missing_noise_protects_inside_the_modulus_only() -> None:
 def test_the_accountant_counts_what_the_server_draws():
     """Both sides scale Skellam shares down to the same fraction of the cohort."""
     assert cost.SKELLAM_COHORT_RATIO == noise.SKELLAM_COHORT_RATIO
+
+
+@pytest.mark.parametrize("scale", [2.0**20, 2.0**27])
+def test_shares_beyond_int32_come_modulo_its_range(
+    scale: float, seed: np.ndarray
+) -> None:
+    """A sum modulo 2**32 needs no more; the noise of one client leaves int32."""
+    shares = DiscreteGaussianShares(scale * 3, low=1, high=9)
+    one, whole = (
+        shares.sample_share(200_000, tf.constant(seed), tf.constant(k, tf.int64))
+        for k in (9, 1)
+    )
+    assert one.dtype == whole.dtype == tf.int32
+    assert _has_variance(one.numpy(), scale**2)
+    # Modulo 2**32, the smallest residues: three times the scale is within them or not.
+    drawn = shares.sampler.sample(
+        [200_000], tf.constant(seed), row=tf.constant(0, tf.int64)
+    )
+    residues = (drawn.numpy().astype(np.int64) + 2**31) % 2**32 - 2**31
+    assert np.array_equal(whole.numpy(), residues)

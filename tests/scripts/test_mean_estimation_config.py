@@ -65,7 +65,7 @@ class TestFlags:
             ("--mechanism=laplace", "`mechanism` must be one of ddgauss, .*'laplace'"),
             ("--rotation=spiral", "`rotation` must be one of hadamard, .*'spiral'"),
             ("--norm_bound=none", "`norm_bound` must be one of worst_case, .*'none'"),
-            ("--output_root=", "`output_root` and `experiment` must not be empty"),
+            ("--output_root=", "`output_root` must not be empty"),
         ],
     )
     def test_what_is_out_of_range_is_refused(self, argument, message):

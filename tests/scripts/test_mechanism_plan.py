@@ -1,9 +1,14 @@
 """Tests for mechanism plans: whose noise is whose, and what a plan reports."""
 
+import dataclasses
+
+import numpy as np
+import pytest
+
 from distributed_dp.adaptive_clip import build_indicator_noise
 from distributed_dp.noise import SkellamShares
 from scripts.mechanism_plan import MechanismPlan, build_plans
-from simulation import seeds
+from simulation import ledger, seeds
 from tests.scripts.runs import TINY, parse
 
 
@@ -54,3 +59,26 @@ def test_the_server_counts_the_noise_of_which_less_arrived():
         least = plan.factory.compute_variance_fraction(joined, 3)
         parts = [n.compute_variance_fraction(joined, 3) for n in (main, beside)]
         assert least == min(parts)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_without_records_the_server_assumes_what_hardly_fails(rate):
+    """Without diagnostics nobody knows how many survived; dropout is known."""
+    plan, *_ = _build_plans()
+    state = ledger.build_ledger_state(800, 2)
+    unknown = dataclasses.replace(
+        state, rounds_completed=2, join_counts=np.full(800, 2)
+    )
+    sizes = np.array([20, 20])
+    known = dataclasses.replace(
+        unknown, cohort_sizes=sizes, survivor_counts=np.round(sizes * (1 - rate))
+    )
+    found, least = (
+        plan.compute_server_statement(s, dropout_rate=rate).epsilon
+        for s in (unknown, known)
+    )
+    # Nobody drops out: the full noise. Else more may have than did.
+    if rate == 0:
+        assert found == pytest.approx(least, rel=0.05)
+    else:
+        assert least < found

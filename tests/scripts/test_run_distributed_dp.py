@@ -129,11 +129,14 @@ class TestBadInput:
             ("--server_momentum=1", "`server_momentum` must be in"),
             ("--dropout_rate=1", "`dropout_rate` must be in"),
             ("--beta=1", "`beta` must be in"),
-            ("--bits=0", "`bits` must be between 1 and 53"),
-            ("--bits=54", "`bits` must be between 1 and 53"),
+            ("--bits=0", "`bits` must be between 1 and 32"),
+            ("--bits=33", "`bits` must be between 1 and 32"),
             ("--target_quantile=2", "`target_quantile` must be"),
             ("--quantile_noise_multiplier=0", "`quantile_noise_multiplier` must be"),
-            ("--experiment=", "`output_root` and `experiment` must not be empty"),
+            ("--experiment=", "`experiment` must be a name"),
+            ("--experiment=../up", "`experiment` must be a name"),
+            ("--output_root=", "`output_root` must not be empty"),
+            ("--clip=1e30", "`clip` must be between"),
         ],
     )
     def test_values_out_of_range_are_refused_by_the_flags(self, argument, message):
@@ -149,7 +152,7 @@ class TestBadInput:
             (["--accounting=as_published"], "`accounting` must be 'proven'"),
             (["--sampling=fixed", "--bound=symmetric"], "`bound` must be None"),
             (["--delta=1e-15"], "`delta` must exceed"),
-            (["--mechanism=skellam", "--bits=40"], "use fewer bits"),
+            (["--mechanism=skellam", "--bits=32"], "use fewer bits"),
             (["--output_root=/dev/null/runs"], "/dev/null/runs"),
             (["--output_root=/proc/runs"], "cannot write to /proc/runs"),
         ],
@@ -182,6 +185,7 @@ class TestBadInput:
             "light": ["--clip=0"],
             "unknown": ["--mechanism=magic"],
             "nowhere": ["--output_root=/dev/null/runs"],
+            "endless": [f"--output_root=/tmp/{'a' * 300}"],
             "heavy": ["--bits=3", f"--output_root={tmp_path / 'runs'}"],
         }
         running = {
@@ -229,7 +233,7 @@ class TestOutputs:
             "distributed discrete Gaussian, 16 bits: epsilon <= 6 at delta = 0.00125",
             "beside it   central Gaussian",
             "no cryptography is run",
-            "tff on CPU",
+            "local on CPU:0, ",
             "reproducible: all randomness follows from --seed=5",
             str(piped[1]),
         ):
@@ -307,7 +311,7 @@ class TestResuming:
         children = find_descendants(running.pid)
         running.kill()
         running.communicate()
-        assert children and are_gone(children)
+        assert not children
         capsys.readouterr()
         run(*self.ARGUMENTS, "--experiment=killed")
         assert "going on" in capsys.readouterr().out
@@ -335,6 +339,33 @@ class TestResuming:
         with pytest.raises(process.UserError, match="sources: [0-9a-f]{64} -> changed"):
             run(*self.FINISHED)
 
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("ledger.json", b'{"rounds_spent": 1e400}', "is damaged"),
+            ("ledger.json", b"\xff", "is damaged"),
+            ("config.json", b"\xff", "cannot read"),
+        ],
+    )
+    def test_damaged_files_are_refused(self, run, copied, name, content, message):
+        (copied / name).write_bytes(content)
+        with pytest.raises(process.UserError, match=message):
+            run(*self.FINISHED)
+
+    @pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
+    def test_a_file_in_a_folder_s_place_is_refused(self, run, copied, name):
+        shutil.rmtree(copied / name)
+        (copied / name).write_text("")
+        if name == "tensorboard":
+            # There is a round left to write about.
+            shutil.rmtree(copied / "checkpoints" / "round_2")
+        with pytest.raises(process.UserError, match=name.capitalize() + f"|{name}"):
+            run(*self.FINISHED)
+
+    def test_times_that_are_damaged_are_left_alone(self, run, copied):
+        (copied / "timing.csv").write_bytes(b"round,seconds\n1,\xff\n")
+        run(*self.FINISHED)
+
     def test_a_damaged_checkpoint_is_refused(self, run, copied):
         (file,) = (copied / "checkpoints" / "round_2").rglob("*.data-*")
         file.write_bytes(file.read_bytes()[:-100])
@@ -360,26 +391,33 @@ class TestResuming:
 
 class TestEnding:
     def test_signals_leave_no_process_and_keep_the_last_round(self, tmp_path):
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        cases = {
+            "one": (signal.SIGINT, "tff"),
+            "two": (signal.SIGINT, "local"),
+            "three": (signal.SIGTERM, "local"),
+        }
         arguments = [*TINY, "--total_rounds=500", f"--output_root={tmp_path}"]
         programs = [
             subprocess.Popen(
-                [*COMMAND, *arguments, f"--experiment={number.name}"],
+                [*COMMAND, *arguments, f"--experiment={name}", f"--engine={engine}"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
             )
-            for number in numbers
+            for name, (_, engine) in cases.items()
         ]
-        for number, running in zip(numbers, programs, strict=True):
-            folder = tmp_path / number.name
+        for (name, (number, engine)), running in zip(
+            cases.items(), programs, strict=True
+        ):
+            folder = tmp_path / name
             wait_for_rows(folder, 2, running)
             children = find_descendants(running.pid)
+            assert bool(children) == (engine == "tff")
             running.send_signal(number)
             _, error = running.communicate(timeout=60)
             assert running.returncode == 128 + number
-            assert children and are_gone(children)
+            assert are_gone(children)
             rounds = len(read_rows(folder))
             assert error.strip().splitlines()[-1] == (
                 f"run_distributed_dp: ended by {number.name}: round {rounds} of 500 is "
@@ -405,7 +443,14 @@ class TestEnding:
             "process.run_program(main, name='program', argv=sys.argv)\n"
         )
         done = subprocess.run(
-            [sys.executable, "-c", program, f"--output_root={tmp_path}", *TINY],
+            [
+                sys.executable,
+                "-c",
+                program,
+                f"--output_root={tmp_path}",
+                *TINY,
+                "--engine=tff",
+            ],
             capture_output=True,
             text=True,
             timeout=120,

@@ -223,7 +223,7 @@ class TestBadInput:
 
     def test_bits_too_many_for_the_arithmetic(self, tmp_path):
         with pytest.raises(process.UserError, match="use fewer bits"):
-            run(tmp_path, "--bits=32")
+            run(tmp_path, "--bits=32", "--mechanism=skellam")
         assert not list_files(tmp_path)
 
     def test_folder_that_cannot_be_written(self, tmp_path):

@@ -22,13 +22,14 @@ PROGRAM = textwrap.dedent("""
         return tff.federated_sum(values)
 
     def main():
-        print(execution.set_execution_context().device, flush=True)
+        place = execution.set_execution_context(execution.Engine.TFF).device
+        print(place, flush=True)
         print(add([1, 2, 3]), add([]), flush=True)
         print(*process._find_children(), flush=True)
         for size in range(50):
             assert add([1] * size) == size
         (worker,) = process._find_children()
-        print(len(execution._current._executors), flush=True)
+        print(len(execution._close.__self__._executors), flush=True)
         print("killing", file=sys.stderr, flush=True)
         os.kill(worker, signal.SIGKILL)
         add([1] * 99)
@@ -61,7 +62,19 @@ def test_one_life_of_the_engine():
     assert "helper process ended with code -9 (out of memory?)" in run.stderr
 
 
+@pytest.mark.parametrize("engine", execution.Engine)
 @pytest.mark.parametrize("limit", [0, -3])
-def test_a_bad_limit_is_refused(limit):
+def test_a_bad_limit_is_refused(engine, limit):
     with pytest.raises(ValueError, match="`max_concurrent_clients` must be >= 1"):
-        execution.set_execution_context(max_concurrent_clients=limit)
+        execution.set_execution_context(engine, max_concurrent_clients=limit)
+
+
+@pytest.mark.parametrize("engine", execution.Engine)
+def test_a_gpu_that_is_not_there_is_refused(engine):
+    with pytest.raises(execution.EngineError, match="gpu:7"):
+        execution.set_execution_context(engine, device="gpu:7")
+
+
+def test_a_device_of_no_kind_is_refused():
+    with pytest.raises(ValueError, match="`device` must be"):
+        execution.set_execution_context(device="tpu")

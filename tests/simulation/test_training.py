@@ -35,7 +35,7 @@ def learning_process(engine):
 
 
 @pytest.fixture(scope="module")
-def build_training(learning_process, toy_task):
+def build_training(learning_process, toy_task, engine):
     def build(*, root=ROOT, budget=None, **options) -> training.Training:
         options = {
             "total_rounds": TOTAL_ROUNDS,
@@ -55,6 +55,7 @@ def build_training(learning_process, toy_task):
                 client_ids=toy_task.train.client_ids, sampling_rate=0.5, root=root
             ),
             root=root,
+            engine=engine,
             noise_root=seeds.scope_root(root, "toy"),
             privacy=training.PrivacyTerms(
                 compute_epsilon=lambda rounds: 0.25 * rounds,

@@ -197,7 +197,7 @@ class TestSandwich:
         ours = compute_epsilon(parameters)
         published = compute_epsilon(parameters, bound=AmplificationBound.PUBLISHED)
         unamplified = compute_server_privacy(
-            parameters, num_shares=100, num_clients=3400, **RUN
+            parameters, num_shares=100, max_shares=188, num_clients=3400, **RUN
         ).epsilon
         assert optimum < ours < published < unamplified
         assert ours < 1.3 * optimum

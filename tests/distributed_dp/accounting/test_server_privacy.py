@@ -26,7 +26,7 @@ from tests.distributed_dp.accounting.run_settings import (
 class TestServer:
     def test_zero_out_without_amplification(self):
         statement = compute_server_privacy(
-            get_parameters(), num_shares=100, num_clients=3400, **RUN
+            get_parameters(), num_shares=100, max_shares=100, num_clients=3400, **RUN
         )
         assert statement.adjacency == "zero out one user's update"
         assert statement.view == "the server itself"
@@ -43,7 +43,12 @@ class TestServer:
             dim=parameters.padded_dim,
         )
         found = compute_server_privacy(
-            parameters, num_rounds=5, num_shares=60, delta=1e-3, num_clients=3400
+            parameters,
+            num_rounds=5,
+            num_shares=60,
+            max_shares=60,
+            delta=1e-3,
+            num_clients=3400,
         )
         remaining = 1e-3 - found.sampler_charge
         expected = compute_epsilon_from_zcdp(5 * rho, delta=remaining)
@@ -51,7 +56,7 @@ class TestServer:
 
     def test_fewer_shares_and_more_rounds_cost_more(self):
         parameters = get_parameters()
-        keywords = dict(delta=1e-3, num_clients=3400)
+        keywords = dict(max_shares=10, delta=1e-3, num_clients=3400)
         by_shares = [
             compute_server_privacy(
                 parameters, num_rounds=3, num_shares=shares, **keywords
@@ -67,7 +72,7 @@ class TestServer:
     def test_the_largest_cohort_decides_how_coarse_a_share_is(self):
         parameters = get_parameters(granularity=0.006, padded_dim=1)
         keywords = dict(num_rounds=1, num_shares=50, delta=1e-3, num_clients=3400)
-        fine = compute_server_privacy(parameters, **keywords)
+        fine = compute_server_privacy(parameters, max_shares=50, **keywords)
         coarse = compute_server_privacy(parameters, max_shares=188, **keywords)
         assert fine.epsilon < coarse.epsilon < math.inf
         over = compute_server_privacy(parameters, max_shares=300, **keywords)
@@ -93,6 +98,7 @@ class TestServer:
                     parameters,
                     num_rounds=1500,
                     num_shares=100 * (1 - dropout),
+                    max_shares=100,
                     delta=1e-5,
                     num_clients=100,
                 ).epsilon
@@ -117,12 +123,18 @@ class TestServer:
         ],
     )
     def test_bad_values(self, changes, message):
-        keywords = dict(num_rounds=9, num_shares=100, delta=1e-5, num_clients=3400)
+        keywords = dict(num_rounds=9, num_shares=100, max_shares=100)
+        keywords |= dict(delta=1e-5, num_clients=3400)
         with pytest.raises(ValueError, match=message):
             compute_server_privacy(get_parameters(), **{**keywords, **changes})
 
     def test_a_central_mechanism_has_no_server_view(self):
         with pytest.raises(ValueError, match="`parameters` must be a distributed"):
             compute_server_privacy(
-                get_gaussian(), num_rounds=1, num_shares=1, delta=0.1, num_clients=9
+                get_gaussian(),
+                num_rounds=1,
+                num_shares=1,
+                max_shares=1,
+                delta=0.1,
+                num_clients=9,
             )
