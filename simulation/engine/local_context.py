@@ -124,11 +124,8 @@ class LocalContext(tff.framework.SyncContext):
         """Returns the compiled computation, kept for the next call."""
         key = id(comp)
         if key not in self._programs:
-            compiled = tff.backends.native.desugar_and_transform_to_native(
-                tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
-            )
             program = Program(
-                plan.build_plan(compiled),
+                plan.build_plan(_compile(comp)),
                 comp.type_signature.result,
                 slots=self._slots,
             )
@@ -138,3 +135,19 @@ class LocalContext(tff.framework.SyncContext):
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
         return self._programs[key][1]
+
+
+def _compile(
+    comp: tff.framework.ConcreteComputation,
+) -> tff.framework.ConcreteComputation:
+    """Returns the computation in TFF's native form.
+
+    TFF's own contexts let its compiler optimise each graph on the way. Here TensorFlow
+    does so later, when all of a stage is one graph; and what TFF's compiler inlines
+    early can hold branches that are never taken but no longer pass as a graph.
+    """
+    plain = tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
+    block, _ = tff.tensorflow.replace_intrinsics_with_bodies(plain.to_building_block())
+    return tff.backends.native.transform_to_native_form(
+        tff.framework.ConcreteComputation.from_building_block(block)
+    )

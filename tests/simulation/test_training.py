@@ -1,6 +1,7 @@
 """Tests for the training loop, on a toy task: resuming, budgets, what is written."""
 
 import contextlib
+import csv
 import dataclasses
 import json
 import math
@@ -12,7 +13,16 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from simulation import checkpoint, cohort, learning, ledger, process, seeds, training
+from simulation import (
+    checkpoint,
+    cohort,
+    execution,
+    learning,
+    ledger,
+    process,
+    seeds,
+    training,
+)
 from tests.simulation import toys
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -300,6 +310,50 @@ class TestDamage:
         (copied / "ledger.json").unlink()
         with pytest.raises(ledger.LedgerError, match="is missing"):
             training.run_training(build_training(), copied)
+
+
+class TestClientFailure:
+    @pytest.fixture
+    def failing(self, build_training, toy_task):
+        """Builds a training in which client "3" has images of another shape."""
+
+        def load(client_id: str) -> tuple[np.ndarray, np.ndarray]:
+            x, y = toys.load_toy_client(client_id)
+            wide = np.concatenate([x, x], axis=-1)
+            return (wide, y) if client_id == "3" else (x, y)
+
+        def build(client_failure: execution.ClientFailure) -> training.Training:
+            train = dataclasses.replace(toy_task.train, load=load)
+            return dataclasses.replace(
+                build_training(dropout_rate=0.0),
+                task=dataclasses.replace(toy_task, train=train),
+                engine=execution.set_execution_context(client_failure=client_failure),
+            )
+
+        yield build
+        execution.set_execution_context()
+
+    def test_the_client_is_named(self, failing, tmp_path):
+        run = failing(execution.ClientFailure.RAISE)
+        with pytest.raises(
+            execution.ClientError, match=r"^3: client \d+ of \d+ failed"
+        ):
+            training.run_training(run, tmp_path)
+
+    def test_a_dropped_client_is_a_client_that_dropped_out(self, failing, tmp_path):
+        run = failing(execution.ClientFailure.DROP)
+        result = training.run_training(run, tmp_path)
+        joined = ["3" in run.cohorts.select(number) for number in range(TOTAL_ROUNDS)]
+        assert any(joined) and not all(joined)
+        state = result.ledger_state
+        assert list(state.cohort_sizes - state.survivor_counts) == joined
+        reporting = [
+            int(row["clients_reporting"])
+            for row in csv.DictReader(
+                (tmp_path / "metrics.csv").read_text().splitlines()
+            )
+        ]
+        assert reporting == list(state.survivor_counts)
 
 
 @pytest.mark.parametrize(
