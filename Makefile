@@ -47,8 +47,9 @@ lint: $(STAMP) ## Check style, types and import rules only
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP) ## Time the operations against the published algorithms (BENCH_FLAGS=...)
+bench: $(STAMP) ## Time the operations, then the engine, as ratios (BENCH_FLAGS=...)
 	$(BIN)/python -m benchmarks.ops $(BENCH_FLAGS)
+	$(BIN)/python -m benchmarks.engine $(BENCH_FLAGS)
 
 env: $(STAMP) ## Build .venv from the lock and do nothing else
 
