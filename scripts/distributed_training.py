@@ -70,6 +70,12 @@ def run(config: TrainingConfig) -> RunOutcome:
     # Everything that can be wrong is found before the first file is written.
     with process.user_input(*_USER_ERRORS):
         root = seeds.build_root_seed(config.seed)
+        # Before anything uses TensorFlow: it sets how many threads an op may take.
+        engine = execution.set_execution_context(
+            execution.Engine(config.engine),
+            device=config.device,
+            client_failure=execution.ClientFailure(config.client_failure),
+        )
         task = load_task(config.task)
         model = task.build_model(config.model)
         plans = build_plans(
@@ -77,11 +83,6 @@ def run(config: TrainingConfig) -> RunOutcome:
         )
         settings = _describe_settings(config, task, model, plans, root)
         path = choose_folder(config, settings)
-        engine = execution.set_execution_context(
-            execution.Engine(config.engine),
-            device=config.device,
-            client_failure=execution.ClientFailure(config.client_failure),
-        )
         trainings = _build_trainings(config, task, model, plans, root, engine)
     with process.user_errors(*_USER_ERRORS):
         with run_folder.open_run_folder(path, settings) as folder:

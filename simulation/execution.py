@@ -87,6 +87,9 @@ def set_execution_context(
             number of cores (one more in TFF's runtime).
         client_failure: What happens when a client's work fails.
 
+    Called before TensorFlow is first used, the local engine runs each op on one thread
+    of the CPU, as the clients share the cores.
+
     Returns:
         What was set.
 
@@ -116,6 +119,8 @@ def set_execution_context(
         tff.framework.set_default_context(build_worker_context(factory))
         place = f"CPU, {cores} cores (TFF {tff.__version__} helper process)"
         return Execution(engine=engine, device=place)
+    if max_concurrent_clients != 1:
+        devices.give_clients_the_cores()
     names = devices.select_devices(device)
     _close()
     context = LocalContext(
