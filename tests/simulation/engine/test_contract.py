@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from distributed_dp.entropy import draw_entropy_seed
 from simulation import execution
 from simulation.engine.local_context import LocalContext
 from simulation.engine.tff_worker import WorkerExecutorFactory, build_worker_context
@@ -107,6 +108,49 @@ def test_noise_has_its_law_and_no_two_clients_share_it(contexts):
     assert np.max(np.abs(correlations)) < 6 / np.sqrt(2000)
     assert abs(drawn.mean()) < 6 / np.sqrt(drawn.size)
     assert abs(drawn.std() - 1) < 6 / np.sqrt(2 * drawn.size)
+
+
+def test_entropy_is_drawn_anew_for_every_client_and_call(contexts):
+    """No two clients share a seed of the operating system: their noise would cancel."""
+
+    @tff.tensorflow.computation(np.int32)
+    def draw(x):
+        return draw_entropy_seed() + 0 * x
+
+    @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+    def run(values):
+        # One computation twice: in this engine both are in one graph.
+        return tff.federated_map(draw, values), tff.federated_map(draw, values)
+
+    tff.framework.set_default_context(contexts["local"])
+    drawn = [tuple(seed) for _ in range(3) for seeds in run([0] * 50) for seed in seeds]
+    assert len(set(drawn)) == 300
+
+
+def test_a_later_pass_sees_what_was_drawn_in_an_earlier_one(contexts):
+    """Noise that was summed must not be drawn again for what is computed from it."""
+
+    @tff.tensorflow.computation(np.float32)
+    def draw(x):
+        return x + tf.random.normal([])
+
+    @tff.tensorflow.computation(np.float32, np.float32)
+    def subtract(x, y):
+        return x - y
+
+    @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+    def run(values):
+        noise = tff.federated_map(draw, values)
+        mean = tff.federated_mean(noise)
+        centered = tff.federated_map(subtract, (noise, tff.federated_broadcast(mean)))
+        return noise, mean, tff.federated_sum(centered), centered
+
+    tff.framework.set_default_context(contexts["local"])
+    noise, mean, rest, centered = run([0.0] * 10)
+    assert mean == pytest.approx(np.mean(noise), abs=1e-6)
+    assert rest == pytest.approx(0, abs=1e-5)
+    np.testing.assert_allclose(centered, np.array(noise) - mean, atol=1e-6)
+    assert len(set(map(float, noise))) == 10
 
 
 def test_what_it_cannot_run_is_refused_before_work_starts(contexts):
