@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,15 +83,8 @@ def build_result(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
 
 def build_element_spec(type_spec: tff.Type) -> Any:
     """Returns the structure of a sequence's elements, as a data set describes it."""
-    if isinstance(type_spec, tff.StructType):
-        pairs = [
-            (name, build_element_spec(kind))
-            for name, kind in tff.structure.to_elements(type_spec)
-        ]
-        if pairs and pairs[0][0] is not None:
-            return collections.OrderedDict(pairs)
-        return tuple(spec for _, spec in pairs)
-    return graph_import.build_tensor_spec(type_spec)
+    leaves = graph_import.list_leaf_types(type_spec)
+    return _pack(type_spec, map(graph_import.build_tensor_spec, leaves))
 
 
 def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
@@ -159,29 +152,27 @@ def _build_dataset(
         )
         for index, element in enumerate(elements)
     ]
-    return _concatenate(packed, build_element_spec(type_spec.element))
+    if not packed:
+        return tf.data.Dataset.from_generator(
+            lambda: iter(()), output_signature=build_element_spec(type_spec.element)
+        )
+    dataset = tf.data.Dataset.from_tensors(packed[0])
+    for element in packed[1:]:
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(element))
+    return dataset
 
 
-def _pack(type_spec: tff.Type, tensors: Any) -> Any:
+def _pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
+    """Returns leaves in the containers of a data set's element."""
     if isinstance(type_spec, tff.StructType):
         pairs = [
-            (name, _pack(kind, tensors))
+            (name, _pack(kind, leaves))
             for name, kind in tff.structure.to_elements(type_spec)
         ]
         if pairs and pairs[0][0] is not None:
             return collections.OrderedDict(pairs)
         return tuple(part for _, part in pairs)
-    return next(tensors)
-
-
-def _concatenate(elements: Sequence[Any], spec: Any) -> tf.data.Dataset:
-    """Returns the data set of the elements; an empty one has the specification."""
-    dataset = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec)
-    if elements:
-        dataset = tf.data.Dataset.from_tensors(elements[0])
-        for element in elements[1:]:
-            dataset = dataset.concatenate(tf.data.Dataset.from_tensors(element))
-    return dataset
+    return next(leaves)
 
 
 def count_clients(value: Any, type_spec: tff.Type) -> int | None:

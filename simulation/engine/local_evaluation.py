@@ -1,7 +1,7 @@
 """TFF's local building blocks (no placements), evaluated in a graph being built."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -29,6 +29,12 @@ class Closure:
     block: tff.framework.Lambda
     scope: Mapping[str, Any]
 
+    def bind(self, argument: Any) -> dict[str, Any]:
+        """Returns the values that are in scope in a call."""
+        if self.block.parameter_name is None:
+            return dict(self.scope)
+        return {**self.scope, self.block.parameter_name: argument}
+
 
 Function: TypeAlias = (
     Closure | tff.framework.CompiledComputation | tff.framework.Intrinsic
@@ -40,10 +46,7 @@ def call(function: Function, argument: Value | None, copy: str) -> Value:
     if isinstance(function, tff.framework.CompiledComputation):
         return graph_import.import_computation(function, argument, copy)
     if isinstance(function, Closure):
-        scope = dict(function.scope)
-        if function.block.parameter_name is not None:
-            scope[function.block.parameter_name] = argument
-        return evaluate(function.block.result, scope, copy)
+        return evaluate(function.block.result, function.bind(argument), copy)
     raise UnsupportedError(f"a call of {describe(function)} is not supported")
 
 
@@ -95,6 +98,19 @@ def check(block: Block) -> None:
         return inner, False
 
     tff.framework.transform_postorder(block, look)
+
+
+def holds(block: Block, is_sought: Callable[[Block], bool]) -> bool:
+    """Returns whether a block, or one inside it, is sought."""
+    found = False
+
+    def look(inner: Block) -> tuple[Block, bool]:
+        nonlocal found
+        found = found or is_sought(inner)
+        return inner, False
+
+    tff.framework.transform_postorder(block, look)
+    return found
 
 
 def get_index(selection: tff.framework.Selection) -> int:

@@ -9,7 +9,7 @@ that the next level's aggregates need, in one pass over the cohort.
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow_federated as tff
@@ -122,6 +122,33 @@ def list_nodes(result: Any) -> list[Node]:
     if isinstance(result, tuple):
         return [node for element in result for node in list_nodes(element)]
     return [result]
+
+
+def walk(
+    roots: Iterable[Node], is_known: Callable[[Node], bool]
+) -> tuple[list[Node], list[Node]]:
+    """Returns what roots are made of.
+
+    Args:
+        roots: The nodes to make.
+        is_known: Whether a node's value is given: what it is made of is not walked.
+
+    Returns:
+        The nodes to compute, and the known ones that they need.
+    """
+    passed: dict[Node, None] = {}
+    known: dict[Node, None] = {}
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        if node in passed or node in known:
+            continue
+        if is_known(node):
+            known[node] = None
+        else:
+            passed[node] = None
+            pending.extend(node.inputs)
+    return list(passed), list(known)
 
 
 def _compute_level(node: Node, levels: dict[Node, int]) -> int:
@@ -238,10 +265,7 @@ class _Builder:
         if isinstance(function, tff.framework.Intrinsic):
             return self._call_intrinsic(function, argument, block)
         if isinstance(function, Closure):
-            inner = dict(function.scope)
-            if function.block.parameter_name is not None:
-                inner[function.block.parameter_name] = argument
-            return self.evaluate(function.block.result, inner)
+            return self.evaluate(function.block.result, function.bind(argument))
         if isinstance(function, tff.framework.CompiledComputation):
             return self.apply(function, argument, Place.SERVER, function.type_signature)
         raise UnsupportedError(f"{describe(block)} is not supported")
@@ -363,12 +387,7 @@ def _check_local(function: Function) -> None:
 
 
 def _refers_to(block: Block, name: str) -> bool:
-    found = False
-
-    def look(inner: Block) -> tuple[Block, bool]:
-        nonlocal found
-        found |= isinstance(inner, tff.framework.Reference) and inner.name == name
-        return inner, False
-
-    tff.framework.transform_postorder(block, look)
-    return found
+    return local_evaluation.holds(
+        block,
+        lambda inner: isinstance(inner, tff.framework.Reference) and inner.name == name,
+    )

@@ -8,7 +8,7 @@ import tensorflow_federated as tff
 
 from simulation.engine import arguments
 from simulation.engine.cohort_run import ClientError, Workers
-from simulation.engine.plan import Kind, Node, Place, Plan, list_nodes
+from simulation.engine.plan import Kind, Node, Place, Plan, list_nodes, walk
 from simulation.engine.stage import Accumulation, Flat, Stage
 
 
@@ -261,44 +261,27 @@ def _find_client_inputs(
     roots: Sequence[Node], level: int, evaluated: dict[Node, int]
 ) -> list[Node]:
     """Returns what a pass is given; notes in `evaluated` what it computes."""
-    inputs: dict[Node, None] = {}
-    seen: set[Node] = set()
-    pending = list(roots)
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+
+    def is_known(node: Node) -> bool:
         before = evaluated.get(node, level) < level
-        if node.kind in (Kind.PARAMETER, Kind.BROADCAST) or before:
-            inputs[node] = None
-            continue
-        if node.is_costly:
-            evaluated[node] = level
-        pending.extend(node.inputs)
-    return list(inputs)
+        return before or node.kind in (Kind.PARAMETER, Kind.BROADCAST)
+
+    computed, inputs = walk(roots, is_known)
+    evaluated.update((node, level) for node in computed if node.is_costly)
+    return inputs
 
 
 def _find_server_inputs(
     outputs: Sequence[Node], level: int, levels: Mapping[Node, int]
 ) -> tuple[list[Node], list[Node]]:
     """Returns what a level's stage is given: known nodes, and aggregates' totals."""
-    inputs: dict[Node, None] = {}
-    totals: dict[Node, None] = {}
-    seen: set[Node] = set()
-    pending = list(outputs)
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.kind is Kind.PARAMETER or levels[node] < level:
-            inputs[node] = None
-        elif node.kind is Kind.AGGREGATE:
-            totals[node] = None
-        else:
-            pending.extend(node.inputs)
-    return list(inputs), list(totals)
+
+    def is_input(node: Node) -> bool:
+        return node.kind is Kind.PARAMETER or levels[node] < level
+
+    _, known = walk(outputs, lambda n: is_input(n) or n.kind is Kind.AGGREGATE)
+    totals = [node for node in known if not is_input(node)]
+    return [node for node in known if is_input(node)], totals
 
 
 def _is_one_value(node: Node) -> bool:

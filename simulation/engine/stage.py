@@ -5,16 +5,15 @@ is one graph. TFF's semantics hold: what no output needs is not computed.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation.engine import graph_import, local_evaluation
 from simulation.engine.graph_import import Value
-from simulation.engine.local_evaluation import Block
-from simulation.engine.plan import Kind, Node
+from simulation.engine.local_evaluation import Closure
+from simulation.engine.plan import Kind, Node, walk
 
 Flat = list[tf.Tensor]
 
@@ -45,16 +44,13 @@ class Stage:
         self._sizes = [
             len(graph_import.list_leaf_types(node.type_spec)) for node in self.outputs
         ]
-        has_state = any(map(_has_state, _walk([*inputs, *totals], outputs)))
-        built: dict[Any, Callable[..., Flat]] = {}
-        for number, device in enumerate(slots):
-            key = number if has_state else device
-            if key not in built:
-                built[key] = self._trace(device)
-        self._functions = [
-            built[number if has_state else device]
-            for number, device in enumerate(slots)
-        ]
+        known = {*inputs, *totals}
+        computed, _ = walk(outputs, known.__contains__)
+        if any(map(_has_state, computed)):
+            self._functions = [self._trace(device) for device in slots]
+        else:
+            built = {device: self._trace(device) for device in dict.fromkeys(slots)}
+            self._functions = [built[device] for device in slots]
 
     def run(self, values: Sequence[Flat], *, slot: int = 0) -> list[Flat]:
         """Returns the values of the outputs.
@@ -64,8 +60,7 @@ class Stage:
             slot: Which of the calls that may overlap this one is.
         """
         flat = [tensor for value in values for tensor in value]
-        found = iter(self._functions[slot](*flat))
-        return [[next(found) for _ in range(size)] for size in self._sizes]
+        return _split(self._functions[slot](*flat), self._sizes)
 
     def _trace(self, device: str | None) -> Callable[..., Flat]:
         copy = uuid.uuid4().hex
@@ -117,8 +112,13 @@ class Accumulation:
     def add(self, totals: Sequence[Flat], values: Sequence[Flat]) -> list[Flat]:
         """Returns the totals with one client's values added."""
         flat = [tensor for value in (*totals, *values) for tensor in value]
-        found = iter(self._function(*flat))
-        return [[next(found) for _ in range(size)] for size in self._sizes]
+        return _split(self._function(*flat), self._sizes)
+
+
+def _split(tensors: Flat, sizes: Sequence[int]) -> list[Flat]:
+    """Returns the tensors in runs of these sizes."""
+    remaining = iter(tensors)
+    return [[next(remaining) for _ in range(size)] for size in sizes]
 
 
 def _unflatten_all(
@@ -192,31 +192,14 @@ class _Evaluator:
         raise ValueError(f"`inputs` must hold every parameter. Found {node!r}.")
 
 
-def _walk(known: Iterable[Node], outputs: Iterable[Node]) -> list[Node]:
-    """Returns the nodes that outputs are made of, down to those that are known."""
-    found: dict[Node, None] = {}
-    known, pending = set(known), list(outputs)
-    while pending:
-        node = pending.pop()
-        if node not in found and node not in known:
-            found[node] = None
-            pending.extend(node.inputs)
-    return list(found)
-
-
 def _has_state(node: Node) -> bool:
     if node.kind is not Kind.APPLY:
         return False
     function = node.payload
-    if isinstance(function, tff.framework.CompiledComputation):
-        return graph_import.has_state(function)
-    found = False
-
-    def look(block: Block) -> tuple[Block, bool]:
-        nonlocal found
-        if isinstance(block, tff.framework.CompiledComputation):
-            found |= graph_import.has_state(block)
-        return block, False
-
-    tff.framework.transform_postorder(function.block, look)
-    return found
+    return local_evaluation.holds(
+        function.block if isinstance(function, Closure) else function,
+        lambda block: (
+            isinstance(block, tff.framework.CompiledComputation)
+            and graph_import.has_state(block)
+        ),
+    )

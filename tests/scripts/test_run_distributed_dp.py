@@ -364,7 +364,9 @@ class TestResuming:
 
     def test_times_that_are_damaged_are_left_alone(self, run, copied):
         (copied / "timing.csv").write_bytes(b"round,seconds\n1,\xff\n")
+        before = (copied / "metrics.csv").read_bytes()
         run(*self.FINISHED)
+        assert (copied / "metrics.csv").read_bytes() == before
 
     def test_a_damaged_checkpoint_is_refused(self, run, copied):
         (file,) = (copied / "checkpoints" / "round_2").rglob("*.data-*")
