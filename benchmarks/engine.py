@@ -48,7 +48,7 @@ from simulation.model import (  # noqa: E402
     build_emnist_cnn,
     build_logistic_regression,
 )
-from simulation.tasks.task import build_batches  # noqa: E402
+from simulation.tasks.task import build_dataset  # noqa: E402
 
 FLAGS = flags.FLAGS
 IMAGE_SHAPE, NUM_CLASSES = (28, 28, 1), 62
@@ -157,7 +157,8 @@ def build_our_data(examples: Examples) -> list[Any]:
     """Returns data sets with seeds."""
     return [
         learning.build_client_data(
-            build_batches(x, y),
+            {"x": x.reshape([-1, *IMAGE_SHAPE]), "y": y.reshape([-1])},
+            1 + np.arange(y.size, dtype=np.int32).reshape(y.shape),
             noise_seed=np.array([1, index], np.int32),
             training_seed=np.array([2, index], np.int32),
             num_joined=len(examples),
@@ -234,7 +235,7 @@ def build_candidates(model: Model, examples: Examples) -> Mapping[str, Any]:
         ),
     }
     if FLAGS.tff:
-        batches = [build_batches(x, y) for x, y in examples]
+        batches = [build_dataset(x, y) for x, y in examples]
         cores = len(os.sched_getaffinity(0))
         worker = build_worker_context(WorkerExecutorFactory(cores + 1))
         keras = build_keras_process()

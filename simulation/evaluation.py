@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from simulation.model import Model
-from simulation.tasks.task import Task, build_batches
+from simulation.tasks.task import Task, build_dataset
 
 _BATCH_SIZE = 500
 
@@ -19,7 +19,7 @@ def build_evaluation(
     Guarantees: batches come in a fixed order and dropout is off, so that equal weights
     give equal numbers.
     """
-    batches = build_batches(task.test_x, task.test_y).batch(_BATCH_SIZE)
+    batches = build_dataset(task.test_x, task.test_y).batch(_BATCH_SIZE)
 
     @tf.function
     def compute_sums(

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 from absl import logging
 
 from simulation.engine import devices
+from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError
 from simulation.engine.local_context import ClientFailure, LocalContext
 from simulation.engine.local_evaluation import UnsupportedError
@@ -25,6 +26,7 @@ from simulation.engine.tff_worker import (
 __all__ = [
     "ClientError",
     "ClientFailure",
+    "ClientValue",
     "Engine",
     "EngineError",
     "Execution",

@@ -1,7 +1,7 @@
 """Federated averaging with seeds that are carried with the clients' data.
 
-Our training differs from `tff.learning.algorithms` in one thing: a client's data are
-(examples, carried), where `carried` is a sequence of one element that holds the seeds
+Our training differs from `tff.learning.algorithms` in what a client's data are: a
+sequence of one element, with the examples, which of them make up each batch, the seeds
 derived for this client and round, and the number of clients that joined. The client's
 update is then (delta, noise_seed, joined), and the aggregator's noise is reproducible.
 The rest is TFF's: its composition, broadcast, optimizers and finalizer.
@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation.model import Model, Weights
+from simulation import client_training
+from simulation.model import Model
 
 
 def build_federated_averaging(
@@ -79,48 +80,44 @@ def build_federated_averaging(
 
 def build_client_data_type(model: Model, *, carried_seeds: bool) -> tff.Type:
     """Returns the type of one client's data: sequences, as `tff.learning` asks for."""
-    examples = tff.SequenceType(
-        tff.types.tensorflow_to_type(collections.OrderedDict(model.example_spec))
-    )
+    example_spec = collections.OrderedDict(model.example_spec)
     if not carried_seeds:
-        return examples
-    return tff.to_type(
-        collections.OrderedDict(
-            examples=examples,
-            carried=tff.SequenceType(
-                tff.types.tensorflow_to_type(
-                    collections.OrderedDict(
-                        noise_seed=tf.TensorSpec([2], tf.int32),
-                        training_seed=tf.TensorSpec([2], tf.int32),
-                        joined=tf.TensorSpec([], tf.int32),
-                    )
-                )
-            ),
-        )
+        return tff.SequenceType(tff.types.tensorflow_to_type(example_spec))
+    element = collections.OrderedDict(
+        examples=example_spec,
+        batches=tf.TensorSpec([None, None], tf.int32),
+        noise_seed=tf.TensorSpec([2], tf.int32),
+        training_seed=tf.TensorSpec([2], tf.int32),
+        joined=tf.TensorSpec([], tf.int32),
     )
+    return tff.SequenceType(tff.types.tensorflow_to_type(element))
 
 
 def build_client_data(
-    examples: tf.data.Dataset,
+    examples: Mapping[str, np.ndarray],
+    batches: np.ndarray,
     *,
     noise_seed: np.ndarray,
     training_seed: np.ndarray,
     num_joined: int,
-) -> Mapping[str, tf.data.Dataset]:
+) -> tf.data.Dataset:
     """Returns one client's data with what it carries.
 
     Args:
-        examples: The client's batches.
+        examples: All of the client's "x" and "y".
+        batches: What `client_training.draw_batches` returns for them.
         noise_seed: int32[2], of this client and round alone.
         training_seed: int32[2], of this client and round alone.
         num_joined: The clients that joined the round, those that drop out included.
     """
-    carried = collections.OrderedDict(
-        noise_seed=noise_seed, training_seed=training_seed, joined=np.int32(num_joined)
+    element = collections.OrderedDict(
+        examples=collections.OrderedDict(x=examples["x"], y=examples["y"]),
+        batches=batches,
+        noise_seed=noise_seed,
+        training_seed=training_seed,
+        joined=np.int32(num_joined),
     )
-    return collections.OrderedDict(
-        examples=examples, carried=tf.data.Dataset.from_tensors(carried)
-    )
+    return tf.data.Dataset.from_tensors(element)
 
 
 def build_functional_model(model: Model) -> tff.learning.models.FunctionalModel:
@@ -159,19 +156,26 @@ def _build_client_work(
     """Returns the work of clients: local training, and sums of what it measured."""
     data_type = build_client_data_type(model, carried_seeds=carried_seeds)
 
+    train = client_training.build_training(model, optimizer)
+
     @tff.tensorflow.computation(weights_type, data_type)
     def work(weights: Any, data: Any) -> Any:
         initial = tuple(weights.trainable)
         if carried_seeds:
-            noise_seed, training_seed, joined = _read_carried(data["carried"])
-            examples = data["examples"]
+            client = data.get_single_element()
+            trained, sums = train(
+                initial, client["examples"], client["batches"], client["training_seed"]
+            )
         else:
-            training_seed, examples = _draw_entropy(), data
-        trained, sums = _train(model, optimizer, initial, examples, training_seed)
+            trained, sums = client_training.train_on_dataset(
+                model, optimizer, initial, data, _draw_entropy()
+            )
         delta = tuple(
             before - after for before, after in zip(initial, trained, strict=True)
         )
-        update = (delta, noise_seed, joined) if carried_seeds else delta
+        update = delta
+        if carried_seeds:
+            update = (delta, client["noise_seed"], client["joined"])
         result = tff.learning.templates.ClientResult(
             update=update, update_weight=tf.constant(1.0)
         )
@@ -194,57 +198,6 @@ def _build_client_work(
         return tff.templates.MeasuredProcessOutput(state, result, totals)
 
     return tff.learning.templates.ClientWorkProcess(initialize, next_fn)
-
-
-def _train(
-    model: Model,
-    optimizer: tff.learning.optimizers.Optimizer,
-    initial: Weights,
-    examples: tf.data.Dataset,
-    seed: tf.Tensor,
-) -> tuple[Weights, Mapping[str, tf.Tensor]]:
-    """Trains on one client, and sums its losses and metrics on the way.
-
-    Returns:
-        The trained weights, and the sums over examples of the loss and the metrics in
-        training, with their number: "num_examples", "loss" and the metrics' names.
-    """
-    zero = tf.zeros([], tf.float32)
-    sums = collections.OrderedDict(num_examples=zero, loss=zero)
-    sums.update((name, zero) for name in model.metrics)
-    specs = tuple(tf.TensorSpec(weight.shape, weight.dtype) for weight in initial)
-
-    def step(carry: Any, batch: Any) -> Any:
-        number, weights, optimizer_state, sums = carry
-        y = batch["y"]
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            batch_seed = tf.random.experimental.stateless_fold_in(seed, number)
-            outputs = model.predict(weights, batch["x"], batch_seed)
-            losses = model.compute_loss(y, outputs)
-            loss = tf.reduce_mean(losses)
-        gradients = tape.gradient(loss, weights)
-        optimizer_state, weights = optimizer.next(optimizer_state, weights, gradients)
-        found = collections.OrderedDict(
-            num_examples=tf.cast(tf.shape(losses)[0], tf.float32),
-            loss=tf.reduce_sum(losses),
-        )
-        for name, metric in model.metrics.items():
-            found[name] = tf.reduce_sum(metric(y, outputs))
-        sums = tf.nest.map_structure(tf.add, sums, found)
-        return number + 1, tuple(weights), optimizer_state, sums
-
-    start = (tf.constant(0), tuple(initial), optimizer.initialize(specs), sums)
-    _, trained, _, sums = examples.reduce(start, step)
-    return trained, sums
-
-
-def _read_carried(
-    carried: tf.data.Dataset,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns (noise_seed, training_seed, joined) of the sequence's one element."""
-    entry = carried.get_single_element()
-    return entry["noise_seed"], entry["training_seed"], entry["joined"]
 
 
 def _draw_entropy() -> tf.Tensor:

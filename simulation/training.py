@@ -21,6 +21,7 @@ import tqdm
 
 from simulation import (
     checkpoint,
+    client_training,
     cohort,
     evaluation,
     execution,
@@ -32,13 +33,15 @@ from simulation import (
     table,
 )
 from simulation.model import Model
-from simulation.tasks.task import Task
+from simulation.tasks.task import FederatedData, Task
 
 METRICS_NAME = "metrics.csv"
 _TIMING_NAME = "timing.csv"
 _JOURNAL_NAME = "ledger.json"
 _CHECKPOINTS_NAME = "checkpoints"
 _EVENTS_NAME = "tensorboard"
+# 256 bits.
+_BATCH_SEED_WORDS = 4
 # Redraws a second where someone watches; few lines where the output goes to a file.
 _PROGRESS_SECONDS = {True: 0.2, False: 20.0}
 # The clients of a round, which may be long or short.
@@ -188,6 +191,42 @@ def run_training(training: Training, folder: pathlib.Path) -> TrainingResult:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ClientKey:
+    """A client in a round."""
+
+    client_id: str
+    batch_seed: np.ndarray
+    noise_seed: np.ndarray
+    training_seed: np.ndarray
+    num_joined: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ClientLoader:
+    """Makes a client's data of a round, where its work runs."""
+
+    data: FederatedData
+    batch_size: int
+    num_epochs: int
+
+    def __call__(self, key: _ClientKey) -> tf.data.Dataset:
+        x, y = self.data.load(key.client_id)
+        batches = client_training.draw_batches(
+            len(y),
+            batch_size=self.batch_size,
+            num_epochs=self.num_epochs,
+            rng=np.random.default_rng(key.batch_seed),
+        )
+        return learning.build_client_data(
+            {"x": x, "y": y},
+            batches,
+            noise_seed=key.noise_seed,
+            training_seed=key.training_seed,
+            num_joined=key.num_joined,
+        )
+
+
 class _Loop:
     """The state of a running training, and its files."""
 
@@ -199,6 +238,11 @@ class _Loop:
             client_id: index
             for index, client_id in enumerate(training.cohorts.client_ids)
         }
+        self._load = _ClientLoader(
+            data=training.task.train,
+            batch_size=training.options.batch_size,
+            num_epochs=training.options.client_epochs,
+        )
         self.evaluate = evaluation.build_evaluation(training.model, training.task)
         initial = checkpoint.Checkpoint(
             state=training.learning_process.initialize(),
@@ -264,7 +308,9 @@ class _Loop:
             rate=options.dropout_rate,
         )
         client_data = [
-            self._build_client_data(client_id, round_number, len(joined))
+            execution.ClientValue(
+                self._load, self._build_key(client_id, round_number, len(joined))
+            )
             for client_id in survivors
         ]
         try:
@@ -294,34 +340,28 @@ class _Loop:
             self._releases.release(row, completed, time.monotonic() - started)
         return row
 
-    def _build_client_data(
+    def _build_key(
         self, client_id: str, round_number: int, num_joined: int
-    ) -> Any:
-        training = self._training
+    ) -> "_ClientKey":
+        """Returns what a client's data in a round are made of, without the root."""
 
-        def derive_seed(root: seeds.RootSeed, purpose: seeds.Purpose) -> np.ndarray:
+        def derive(root: seeds.RootSeed, purpose: seeds.Purpose) -> np.ndarray:
             return seeds.derive_seed(
-                root,
-                purpose=purpose,
-                round_number=round_number,
-                client_id=client_id,
+                root, purpose=purpose, round_number=round_number, client_id=client_id
             )
 
-        examples = training.task.train.build_dataset(
-            client_id,
-            batch_size=training.options.batch_size,
-            num_epochs=training.options.client_epochs,
-            rng=seeds.derive_generator(
+        training = self._training
+        return _ClientKey(
+            client_id=client_id,
+            batch_seed=seeds.derive_words(
                 training.root,
                 purpose=seeds.Purpose.CLIENT_DATA,
                 round_number=round_number,
                 client_id=client_id,
+                count=_BATCH_SEED_WORDS,
             ),
-        )
-        return learning.build_client_data(
-            examples,
-            noise_seed=derive_seed(training.noise_root, seeds.Purpose.CLIENT_NOISE),
-            training_seed=derive_seed(training.root, seeds.Purpose.CLIENT_TRAINING),
+            noise_seed=derive(training.noise_root, seeds.Purpose.CLIENT_NOISE),
+            training_seed=derive(training.root, seeds.Purpose.CLIENT_TRAINING),
             num_joined=num_joined,
         )
 

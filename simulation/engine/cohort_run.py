@@ -2,8 +2,9 @@
 
 import collections
 import concurrent.futures
+import itertools
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -31,6 +32,13 @@ class ClientError(RuntimeError):
         self.args = (f"{client_id}: {self.args[0]}",)
 
 
+def split_cohort(num_clients: int, group_size: int) -> list[range]:
+    """Returns the clients in runs of nearly equal length, at most `group_size`."""
+    num_groups = -(-num_clients // group_size)
+    bounds = [n * num_clients // max(num_groups, 1) for n in range(num_groups + 1)]
+    return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
 class Workers:
     """Threads that work for clients.
 
@@ -46,20 +54,20 @@ class Workers:
 
     def run(
         self,
-        work: Callable[[int, int], T],
+        work: Callable[[range, int], Sequence[T | Exception]],
         consume: Callable[[int, T], None],
         *,
-        num_clients: int,
+        groups: Sequence[range],
         on_failure: Callable[[ClientError], None],
         on_done: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Runs `work` for every client and `consume` on its result.
+        """Runs `work` for every group of clients and `consume` on each result.
 
         Args:
-            work: Of the client's index and a number below `num_workers` that no other
-                call has at the time.
-            consume: Of the client's index and its result.
-            num_clients: The number of clients.
+            work: Of a group and a number below `num_workers` that no other call has at
+                the time; returns the result of each client, or what it raised.
+            consume: Of a client's index and its result.
+            groups: The clients' indices, from 0 on, in runs.
             on_failure: What to do about a client whose work failed: raise, or not.
             on_done: Told how many clients of how many are done.
         """
@@ -67,33 +75,35 @@ class Workers:
         for slot in range(self.num_workers):
             slots.put(slot)
 
-        def work_in_slot(index: int) -> T:
+        def work_in_slot(group: range) -> Sequence[T | Exception]:
             slot = slots.get()
             try:
-                return work(index, slot)
+                return work(group, slot)
             finally:
                 slots.put(slot)
 
+        num_clients = sum(map(len, groups))
         window = self.num_workers * (1 + _WAITING_PER_WORKER)
-        pending: collections.deque[concurrent.futures.Future[T]] = collections.deque()
+        pending: collections.deque[
+            concurrent.futures.Future[Sequence[T | Exception]]
+        ] = collections.deque()
         try:
-            for index in range(min(window, num_clients)):
-                pending.append(self._pool.submit(work_in_slot, index))
-            for index in range(num_clients):
-                future = pending.popleft()
-                try:
-                    result = future.result()
-                # Whatever a client's work raises is about that client.
-                except Exception as error:
-                    failure = ClientError(index, num_clients, error)
-                    failure.__cause__ = error
-                    on_failure(failure)
-                else:
-                    consume(index, result)
-                if index + window < num_clients:
-                    pending.append(self._pool.submit(work_in_slot, index + window))
+            for group in groups[:window]:
+                pending.append(self._pool.submit(work_in_slot, group))
+            for number, group in enumerate(groups):
+                results = pending.popleft().result()
+                for index, result in zip(group, results, strict=True):
+                    if isinstance(result, Exception):
+                        failure = ClientError(index, num_clients, result)
+                        failure.__cause__ = result
+                        on_failure(failure)
+                    else:
+                        consume(index, result)
+                if number + window < len(groups):
+                    later = groups[number + window]
+                    pending.append(self._pool.submit(work_in_slot, later))
                 if on_done is not None:
-                    on_done(index + 1, num_clients)
+                    on_done(group.stop, num_clients)
         finally:
             for future in pending:
                 future.cancel()

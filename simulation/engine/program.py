@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow_federated as tff
 
 from simulation.engine import arguments
-from simulation.engine.cohort_run import ClientError, Workers
+from simulation.engine.client_value import ClientValue
+from simulation.engine.cohort_run import ClientError, Workers, split_cohort
 from simulation.engine.plan import Kind, Node, Place, Plan, list_nodes, walk
 from simulation.engine.stage import Accumulation, Flat, Stage
 
@@ -114,8 +115,12 @@ class Program:
             source = node.inputs[0] if node.kind is Kind.BROADCAST else node
             return values[source]
 
-        def work(index: int, slot: int) -> list[Flat]:
-            return stage.run([read(node, index) for node in stage.inputs], slot=slot)
+        def work(group: range, slot: int) -> list[list[Flat] | Exception]:
+            readers = [
+                lambda index=index: [read(node, index) for node in stage.inputs]
+                for index in group
+            ]
+            return stage.run_clients(readers, slot=slot)
 
         def consume(index: int, outputs: list[Flat]) -> None:
             nonlocal totals
@@ -127,7 +132,7 @@ class Program:
         cohort.workers.run(
             work,
             consume,
-            num_clients=cohort.num_clients,
+            groups=split_cohort(cohort.num_clients, stage.group_size),
             on_failure=cohort.on_failure,
             on_done=cohort.on_done,
         )
@@ -310,8 +315,11 @@ class _Converter:
         self.num_clients = len(part)
 
     def __call__(self, index: int) -> Flat:
+        value = self._part[index]
+        if isinstance(value, ClientValue):
+            value = value.make()
         name = f"{self._name}[{index}]"
-        return arguments.flatten_value(self._part[index], self._type_spec, name)
+        return arguments.flatten_value(value, self._type_spec, name)
 
 
 class _Reader:

@@ -6,6 +6,7 @@ is one graph. TFF's semantics hold: what no output needs is not computed.
 
 import uuid
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -13,9 +14,10 @@ import tensorflow_federated as tff
 from simulation.engine import graph_import, local_evaluation
 from simulation.engine.graph_import import Value
 from simulation.engine.local_evaluation import Closure
+from simulation.engine.lockstep import Flat, find_lockstep
 from simulation.engine.plan import Kind, Node, walk
 
-Flat = list[tf.Tensor]
+T = TypeVar("T")
 
 
 class Stage:
@@ -51,6 +53,14 @@ class Stage:
         else:
             built = {device: self._trace(device) for device in dict.fromkeys(slots)}
             self._functions = [built[device] for device in slots]
+        found = {f: find_lockstep(f) for f in dict.fromkeys(self._functions)}
+        self._lockstep = [found[function] for function in self._functions]
+
+    @property
+    def group_size(self) -> int:
+        """How many clients' work may be one call."""
+        first = self._lockstep[0]
+        return 1 if first is None else first.group_size
 
     def run(self, values: Sequence[Flat], *, slot: int = 0) -> list[Flat]:
         """Returns the values of the outputs.
@@ -59,8 +69,37 @@ class Stage:
             values: Those of the inputs, then the totals.
             slot: Which of the calls that may overlap this one is.
         """
-        flat = [tensor for value in values for tensor in value]
-        return _split(self._functions[slot](*flat), self._sizes)
+        return _split(self._functions[slot](*_join(values)), self._sizes)
+
+    def run_clients(
+        self, readers: Sequence[Callable[[], Sequence[Flat]]], *, slot: int
+    ) -> list[list[Flat] | Exception]:
+        """Returns the values of the outputs for each client, or what it raised.
+
+        Args:
+            readers: For each client, what returns the values of the inputs.
+            slot: Which of the calls that may overlap this one is.
+        """
+        inputs = [_attempt(reader) for reader in readers]
+        good = [_join(values) for values in inputs if not isinstance(values, Exception)]
+        lockstep = self._lockstep[slot]
+        if lockstep is not None and len(good) > 1:
+            # Where it fails, the clients' own runs tell whose fault it is.
+            together = _attempt(lambda: lockstep.run(good))
+            if not isinstance(together, Exception):
+                remaining = iter(together)
+                return [
+                    values
+                    if isinstance(values, Exception)
+                    else _split(next(remaining), self._sizes)
+                    for values in inputs
+                ]
+        return [
+            values
+            if isinstance(values, Exception)
+            else _attempt(lambda values=values: self.run(values, slot=slot))
+            for values in inputs
+        ]
 
     def _trace(self, device: str | None) -> Callable[..., Flat]:
         copy = uuid.uuid4().hex
@@ -111,8 +150,19 @@ class Accumulation:
 
     def add(self, totals: Sequence[Flat], values: Sequence[Flat]) -> list[Flat]:
         """Returns the totals with one client's values added."""
-        flat = [tensor for value in (*totals, *values) for tensor in value]
-        return _split(self._function(*flat), self._sizes)
+        return _split(self._function(*_join([*totals, *values])), self._sizes)
+
+
+def _attempt(run: Callable[[], T]) -> T | Exception:
+    """Returns the result, or what was raised: whatever that is, it is a client's."""
+    try:
+        return run()
+    except Exception as error:
+        return error
+
+
+def _join(values: Sequence[Flat]) -> Flat:
+    return [tensor for value in values for tensor in value]
 
 
 def _split(tensors: Flat, sizes: Sequence[int]) -> list[Flat]:

@@ -10,11 +10,13 @@ import atexit
 import pathlib
 import socket
 import time
+from typing import Any
 
 import grpc
 import tensorflow_federated as tff
 
 from simulation import process
+from simulation.engine.client_value import make_values
 
 _WORKER = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
 _START_SECONDS = 60.0
@@ -42,9 +44,13 @@ def build_worker_context(
     return tff.framework.SyncExecutionContext(
         factory,
         _compile,
-        transform_args=tff.tensorflow.transform_args,
+        transform_args=_transform_args,
         transform_result=tff.tensorflow.transform_result,
     )
+
+
+def _transform_args(value: Any, type_spec: tff.Type) -> Any:
+    return tff.tensorflow.transform_args(make_values(value), type_spec)
 
 
 def _compile(computation: tff.Computation) -> tff.Computation:

@@ -42,7 +42,7 @@ def build_task() -> Task:
         ),
         train=ArrayData(
             client_ids=client_ids,
-            load=lambda client_id: (x[rows[client_id]], y[rows[client_id]]),
+            make=lambda client_id: (x[rows[client_id]], y[rows[client_id]]),
         ),
         test_x=x[test],
         test_y=y[test],

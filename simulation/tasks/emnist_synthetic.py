@@ -40,7 +40,7 @@ def build_task() -> Task:
         ),
         train=ArrayData(
             client_ids=tuple(f"synthetic_{index:04d}" for index in range(NUM_CLIENTS)),
-            load=lambda client_id: _draw_examples(
+            make=lambda client_id: _draw_examples(
                 client_id, images, labels, count=EXAMPLES_PER_CLIENT
             ),
         ),

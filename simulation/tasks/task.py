@@ -22,21 +22,8 @@ class FederatedData(Protocol):
     def client_ids(self) -> tuple[str, ...]:
         """The clients, in a fixed order."""
 
-    def build_dataset(
-        self,
-        client_id: str,
-        *,
-        batch_size: int,
-        num_epochs: int,
-        rng: np.random.Generator,
-    ) -> tf.data.Dataset:
-        """Returns one client's batches, a mapping of "x" and "y" each.
-
-        Args:
-            client_id: The client.
-            batch_size: Examples in a batch; the last one of an epoch may be smaller.
-            num_epochs: Passes over the client's examples, each in a new order.
-            rng: Draws the orders.
+    def load(self, client_id: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns one client's x and y, with equally many examples.
 
         Raises:
             DataError: If the client's data cannot be trained on.
@@ -49,37 +36,22 @@ class ArrayData:
 
     Attributes:
         client_ids: The clients.
-        load: Returns a client's x and y, with equally many examples, at least one.
+        make: Returns a client's x and y, with equally many examples.
     """
 
     client_ids: tuple[str, ...]
-    load: Callable[[str], tuple[np.ndarray, np.ndarray]]
+    make: Callable[[str], tuple[np.ndarray, np.ndarray]]
 
-    def build_dataset(
-        self,
-        client_id: str,
-        *,
-        batch_size: int,
-        num_epochs: int,
-        rng: np.random.Generator,
-    ) -> tf.data.Dataset:
-        """Returns one client's batches. See `FederatedData`."""
-        x, y = self.load(client_id)
-        check_finite(x, f"x of client {client_id}")
-        orders = [rng.permutation(len(x)) for _ in range(num_epochs)]
-        order = np.concatenate(orders)
-        # No op here holds a traced function: it would stay in memory for as long as the
-        # process lives.
-        size = min(batch_size, len(x))
-        if len(x) % size == 0:
-            return build_batches(
-                x[order].reshape([-1, size, *x.shape[1:]]),
-                y[order].reshape([-1, size, *y.shape[1:]]),
+    def load(self, client_id: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns one client's x and y. See `FederatedData`."""
+        x, y = self.make(client_id)
+        if len(x) != len(y):
+            raise DataError(
+                f"x and y of client {client_id} must have equally many examples. Found "
+                f"{len(x)} and {len(y)}."
             )
-        full, rest = divmod(len(x), size)
-        whole = collections.OrderedDict(x=x[order], y=y[order])
-        # The sizes repeat with every epoch.
-        return tf.data.Dataset.from_tensors(whole).rebatch([size] * full + [rest])
+        check_finite(x, f"x of client {client_id}")
+        return x, y
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,8 +106,8 @@ class Task:
         return self.models[name]()
 
 
-def build_batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
-    """Returns the data set whose elements are the slices along the first axis."""
+def build_dataset(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
+    """Returns the data set of examples, for TFF's own algorithms and for evaluation."""
     return tf.data.Dataset.from_tensor_slices(collections.OrderedDict(x=x, y=y))
 
 

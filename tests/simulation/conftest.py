@@ -23,7 +23,7 @@ def toy_task() -> Task:
         description="made up",
         train=ArrayData(
             client_ids=tuple(str(index) for index in range(toys.NUM_CLIENTS)),
-            load=toys.load_toy_client,
+            make=toys.load_toy_client,
         ),
         test_x=rng.normal(size=[20, *toys.SHAPE]).astype(np.float32),
         test_y=rng.integers(toys.NUM_CLASSES, size=20).astype(np.int32),

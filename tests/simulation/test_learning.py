@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation import learning
+from simulation import client_training, learning
 from tests.simulation import toys
 
 LEARNING_RATE = 0.3
@@ -33,16 +33,35 @@ def build_process(
     )
 
 
+class InOrder:
+    """A generator for those who want the examples as they are."""
+
+    def permutation(self, size: int) -> np.ndarray:
+        return np.arange(size)
+
+
 def build_examples(client: int, batch_size: int = 2) -> tf.data.Dataset:
     x, y = toys.load_toy_client(str(client))
     return tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).batch(batch_size)
 
 
 def build_data(
-    client: int, *, noise_seed=(1, 2), training_seed=(3, 4), num_joined=3
-) -> dict:
+    client: int,
+    *,
+    repeats=1,
+    limit=None,
+    batch_size=2,
+    noise_seed=(1, 2),
+    training_seed=(3, 4),
+    num_joined=3,
+) -> tf.data.Dataset:
+    x, y = (values[:limit] for values in toys.load_toy_client(str(client)))
+    batches = client_training.draw_batches(
+        len(y), batch_size=batch_size, num_epochs=repeats, rng=InOrder()
+    )
     return learning.build_client_data(
-        build_examples(client),
+        {"x": x, "y": y},
+        batches,
         noise_seed=np.array(noise_seed, np.int32),
         training_seed=np.array(training_seed, np.int32),
         num_joined=num_joined,
@@ -135,8 +154,7 @@ class TestOneRound:
         assert output.metrics["client_work"]["num_examples"] == 0
 
     def test_a_client_without_examples_sends_a_zero_update(self):
-        data = build_data(1)
-        data["examples"] = data["examples"].take(0)
+        data = build_data(1, limit=0)
         output, weights = run_round(build_process(), [data])
         assert all(np.array_equal(a, b) for a, b in zip(weights, WEIGHTS, strict=True))
         assert output.metrics["aggregator"]["joined"] == 3
@@ -185,13 +203,10 @@ class TestSeeds:
     def test_every_batch_has_its_own_dropout(self):
         # Weights start at zero, so a pixel that is dropped leaves its row at zero. With
         # one mask for all batches, more batches would move no more rows than one.
-        x, y = (values[:1] for values in toys.load_toy_client("3"))
         process = build_process(dropout=True)
         updates = []
         for repeats in (1, 16):
-            data = build_data(3)
-            rows = {"x": np.repeat(x, repeats, 0), "y": np.repeat(y, repeats, 0)}
-            data["examples"] = tf.data.Dataset.from_tensor_slices(rows).batch(1)
+            data = build_data(3, limit=1, batch_size=1, repeats=repeats)
             zeros = process.set_model_weights(
                 process.initialize(),
                 tff.learning.models.ModelWeights(

@@ -103,52 +103,17 @@ class TestEmnistSynthetic:
         assert np.median(x) == 1.0
 
 
-class TestBatches:
-    DATA = ArrayData(
-        client_ids=("a",),
-        load=lambda _: (
-            np.arange(5, dtype=np.float32)[:, np.newaxis],
-            np.arange(5, dtype=np.int32),
-        ),
-    )
-
-    def build(self, batch_size: int, num_epochs: int, seed: int = 0):
-        return self.DATA.build_dataset(
-            "a",
-            batch_size=batch_size,
-            num_epochs=num_epochs,
-            rng=np.random.default_rng(seed),
-        )
-
-    @pytest.mark.parametrize(
-        ("batch_size", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (9, [5])]
-    )
-    def test_every_epoch_has_every_example_once(self, batch_size, sizes):
-        batches = read_labels(self.build(batch_size, 3))
-        assert [len(batch) for batch in batches] == sizes * 3
-        flat = [label for batch in batches for label in batch]
-        for epoch in range(3):
-            assert sorted(flat[5 * epoch : 5 * epoch + 5]) == list(range(5))
-
-    @pytest.mark.parametrize("batch_size", [1, 2, 5])
-    def test_examples_keep_their_labels(self, batch_size):
-        for batch in self.build(batch_size, 2):
-            assert batch["x"].numpy()[:, 0].tolist() == batch["y"].numpy().tolist()
-
-    def test_orders_follow_the_generator(self):
-        assert read_labels(self.build(2, 4, 1)) == read_labels(self.build(2, 4, 1))
-        assert read_labels(self.build(2, 4, 1)) != read_labels(self.build(2, 4, 2))
-
-    def test_epochs_have_their_own_orders(self):
-        epochs = read_labels(self.build(5, 8))
-        assert len({tuple(epoch) for epoch in epochs}) > 1
+DATA = ArrayData(
+    client_ids=("a",),
+    make=lambda _: (np.zeros([5, 1], np.float32), np.zeros([5], np.int32)),
+)
 
 
 def build_task(**changes) -> Task:
     fields = {
         "name": "t",
         "description": "d",
-        "train": TestBatches.DATA,
+        "train": DATA,
         "test_x": np.zeros([2, 1], np.float32),
         "test_y": np.zeros([2], np.int32),
         "models": {},
@@ -167,12 +132,19 @@ def test_data_that_are_not_finite_are_refused(value):
 def test_a_client_whose_data_are_not_finite_is_named():
     data = ArrayData(
         client_ids=("a",),
-        load=lambda _: (np.full([2, 1], np.nan, np.float32), np.zeros([2], np.int32)),
+        make=lambda _: (np.full([2, 1], np.nan, np.float32), np.zeros([2], np.int32)),
     )
     with pytest.raises(DataError, match="`x of client a` must be finite. Found 2"):
-        data.build_dataset(
-            "a", batch_size=1, num_epochs=1, rng=np.random.default_rng(0)
-        )
+        data.load("a")
+
+
+def test_a_client_with_more_labels_than_examples_is_named():
+    data = ArrayData(
+        client_ids=("a",),
+        make=lambda _: (np.zeros([2, 1], np.float32), np.zeros([3], np.int32)),
+    )
+    with pytest.raises(DataError, match="client a must have equally many examples"):
+        data.load("a")
 
 
 def test_test_data_of_unequal_lengths_are_refused():

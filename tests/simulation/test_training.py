@@ -323,7 +323,7 @@ class TestClientFailure:
             return (wide, y) if client_id == "3" else (x, y)
 
         def build(client_failure: execution.ClientFailure) -> training.Training:
-            train = dataclasses.replace(toy_task.train, load=load)
+            train = dataclasses.replace(toy_task.train, make=load)
             return dataclasses.replace(
                 build_training(dropout_rate=0.0),
                 task=dataclasses.replace(toy_task, train=train),

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation import execution
-from simulation.engine.cohort_run import ClientError, Workers
+from simulation.engine.cohort_run import ClientError, Workers, split_cohort
 from simulation.engine.local_context import LocalContext
 
 CLIENT_FLOATS = tff.FederatedType(np.float32, tff.CLIENTS)
@@ -62,13 +62,15 @@ class TestWorkers:
     def test_results_come_in_order_whatever_the_timing(self):
         workers, order = Workers(4), []
         workers.run(
-            lambda index, slot: time.sleep(0.01 * (7 - index % 8)) or index,
+            lambda group, slot: (
+                time.sleep(0.01 * (7 - group.start % 8)) or [str(i) for i in group]
+            ),
             lambda index, result: order.append((index, result)),
-            num_clients=24,
+            groups=split_cohort(24, 2),
             on_failure=pytest.fail,
         )
         workers.close()
-        assert order == [(index, index) for index in range(24)]
+        assert order == [(index, str(index)) for index in range(24)]
 
     def test_no_two_calls_share_a_slot_and_few_results_wait(self):
         workers, lock = Workers(3), threading.Lock()
@@ -77,23 +79,23 @@ class TestWorkers:
         class Result:
             pass
 
-        def work(index: int, slot: int) -> Result:
+        def work(group: range, slot: int) -> list[Result]:
             with lock:
                 assert slot not in busy and 0 <= slot < 3
                 busy.add(slot)
             # The first is the slowest: the others must not run away from it.
-            time.sleep(0.2 if index == 0 else 0.001)
+            time.sleep(0.2 if group.start == 0 else 0.001)
             result = Result()
             with lock:
                 busy.remove(slot)
                 alive.add(result)
                 most[0] = max(most[0], len(alive))
-            return result
+            return [result]
 
         workers.run(
             work,
             lambda index, result: results.append(index),
-            num_clients=100,
+            groups=split_cohort(100, 1),
             on_failure=pytest.fail,
         )
         workers.close()
@@ -103,19 +105,30 @@ class TestWorkers:
     def test_after_a_failure_nothing_new_is_begun(self):
         workers, begun = Workers(2), []
 
-        def work(index: int, slot: int) -> None:
-            begun.append(index)
-            if index == 1:
-                raise KeyError("gone")
+        def work(group: range, slot: int) -> list[None | Exception]:
+            begun.append(group.start)
+            return [KeyError("gone") if group.start == 1 else None]
 
         def fail(error: ClientError) -> None:
             raise error
 
         with pytest.raises(ClientError, match="client 1 of 50 failed: KeyError"):
-            workers.run(work, lambda *_: None, num_clients=50, on_failure=fail)
+            workers.run(
+                work,
+                lambda *_: None,
+                groups=split_cohort(50, 1),
+                on_failure=fail,
+            )
         time.sleep(0.05)
         workers.close()
         assert max(begun) <= 1 + 2 * 3
+
+
+def test_groups_are_even_and_complete():
+    assert split_cohort(0, 4) == []
+    assert [len(group) for group in split_cohort(9, 4)] == [3, 3, 3]
+    assert [i for group in split_cohort(101, 32) for i in group] == list(range(101))
+    assert max(len(group) for group in split_cohort(101, 32)) <= 32
 
 
 class TestFailures:

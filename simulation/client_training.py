@@ -1,0 +1,228 @@
+"""A client's local training as a pure function of tensors.
+
+A client's data are its examples, whole, and which of them make up each batch. Then the
+loop has no data set and no variables in it; and where a model is made of dense algebra,
+many clients can train as one stack (`engine.lockstep`): a batch that a client does not
+have, or an example that a batch does not have, is masked.
+"""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulation.engine import lockstep
+from simulation.model import Model, Weights
+
+Sums = Mapping[str, tf.Tensor]
+# (weights, examples, batches, seed) -> (trained weights, sums).
+Training = Callable[
+    [Weights, Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor], tuple[Weights, Sums]
+]
+
+
+def draw_batches(
+    num_examples: int, *, batch_size: int, num_epochs: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns which examples make up each batch.
+
+    Args:
+        num_examples: The client's examples.
+        batch_size: Examples in a batch; the last one of an epoch may be smaller.
+        num_epochs: Passes over the examples, each in a new order.
+        rng: Draws the orders.
+
+    Returns:
+        int32[steps, batch_size]: one more than the index of an example; 0, at the end
+        of a row alone, for none.
+    """
+    size = min(batch_size, num_examples)
+    if not size:
+        return np.zeros([0, 1], np.int32)
+    steps = -(-num_examples // size)
+    orders = np.zeros([num_epochs, steps * size], np.int32)
+    for order in orders:
+        order[:num_examples] = rng.permutation(num_examples) + 1
+    return orders.reshape([num_epochs * steps, size])
+
+
+def build_training(
+    model: Model, optimizer: tff.learning.optimizers.Optimizer
+) -> Training:
+    """Returns local training on one client.
+
+    It returns the trained weights, and the sums over examples of the loss and the
+    metrics in training, with their number: "num_examples", "loss" and the metrics'
+    names, all from the forward pass that the gradient needs.
+    """
+    if model.stackable:
+        return _build_stacked_training(model, optimizer)
+
+    def train(
+        weights: Weights,
+        examples: Mapping[str, tf.Tensor],
+        batches: tf.Tensor,
+        seed: tf.Tensor,
+    ) -> tuple[Weights, Sums]:
+        num_steps = tf.shape(batches)[0]
+
+        def step(number: tf.Tensor, *carry: Any) -> Any:
+            rows = batches[number]
+            rows = rows[: tf.math.count_nonzero(rows, dtype=tf.int32)] - 1
+            batch = {name: tf.gather(part, rows) for name, part in examples.items()}
+            return number + 1, *_step(model, optimizer, number, *carry, batch, seed)
+
+        start = (tf.constant(0), *_begin(model, optimizer, weights))
+        _, trained, _, sums = tf.while_loop(
+            lambda number, *_: number < num_steps, step, start
+        )
+        return trained, sums
+
+    return train
+
+
+def train_on_dataset(
+    model: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    weights: Weights,
+    dataset: tf.data.Dataset,
+    seed: tf.Tensor,
+) -> tuple[Weights, Sums]:
+    """Trains on a client whose batches come one after the other. See `build_training`."""
+
+    def step(carry: Any, batch: Any) -> Any:
+        number, *rest = carry
+        return number + 1, *_step(model, optimizer, number, *rest, batch, seed)
+
+    start = (tf.constant(0), *_begin(model, optimizer, weights))
+    _, trained, _, sums = dataset.reduce(start, step)
+    return trained, sums
+
+
+def _begin(
+    model: Model, optimizer: tff.learning.optimizers.Optimizer, weights: Weights
+) -> tuple[Weights, Any, Sums]:
+    """Returns the weights, the optimizer's state and the sums before the first step."""
+    weights = tuple(weights)
+    specs = tuple(tf.TensorSpec(weight.shape, weight.dtype) for weight in weights)
+    zero = tf.zeros([], tf.float32)
+    sums = collections.OrderedDict(num_examples=zero, loss=zero)
+    sums.update((name, zero) for name in model.metrics)
+    return weights, optimizer.initialize(specs), sums
+
+
+def _step(
+    model: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    number: tf.Tensor,
+    weights: Weights,
+    optimizer_state: Any,
+    sums: Sums,
+    batch: Mapping[str, tf.Tensor],
+    seed: tf.Tensor,
+    mask: tf.Tensor | None = None,
+) -> tuple[Weights, Any, Sums]:
+    """Takes one step, on the examples where `mask` is 1, on all without a mask."""
+    y = batch["y"]
+
+    def average(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if mask is None:
+            return tf.reduce_sum(values), tf.reduce_mean(values)
+        total = tf.reduce_sum(tf.where(mask > 0, values, 0.0))
+        return total, total / tf.maximum(tf.reduce_sum(mask), 1.0)
+
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        batch_seed = tf.random.experimental.stateless_fold_in(seed, number)
+        outputs = model.predict(weights, batch["x"], batch_seed)
+        losses = model.compute_loss(y, outputs)
+        total, loss = average(losses)
+    gradients = tape.gradient(loss, weights)
+    optimizer_state, weights = optimizer.next(optimizer_state, weights, gradients)
+    count = tf.cast(tf.shape(losses)[0], tf.float32)
+    found = collections.OrderedDict(
+        num_examples=count if mask is None else tf.reduce_sum(mask), loss=total
+    )
+    for name, metric in model.metrics.items():
+        found[name] = average(metric(y, outputs))[0]
+    sums = tf.nest.map_structure(tf.add, sums, found)
+    return tuple(weights), optimizer_state, sums
+
+
+def _build_stacked_training(
+    model: Model, optimizer: tff.learning.optimizers.Optimizer
+) -> Training:
+    """Returns local training as a call that the engine can make for many clients."""
+
+    def train(
+        weights: Weights,
+        examples: Mapping[str, tf.Tensor],
+        batches: tf.Tensor,
+        seed: tf.Tensor,
+    ) -> tuple[Weights, Sums]:
+        arguments = (tuple(weights), dict(examples), batches, seed)
+
+        def compute(*stacked: tf.Tensor) -> list[tf.Tensor]:
+            structure = tf.nest.pack_sequence_as(arguments, stacked)
+            return tf.nest.flatten(_train_stack(model, optimizer, *structure))
+
+        results = lockstep.call_stacked(compute, tf.nest.flatten(arguments))
+        _, _, sums = _begin(model, optimizer, weights)
+        return tf.nest.pack_sequence_as((tuple(weights), sums), results)
+
+    return train
+
+
+def _train_stack(
+    model: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    weights: Weights,
+    examples: Mapping[str, tf.Tensor],
+    batches: tf.Tensor,
+    seeds: tf.Tensor,
+) -> tuple[Weights, Sums]:
+    """Trains clients whose tensors are stacked along the first axis."""
+    num_clients, num_steps = tf.shape(batches)[0], tf.shape(batches)[1]
+
+    def step(number: tf.Tensor, *carry: Any) -> Any:
+        rows = batches[:, number]
+        mask = tf.cast(rows > 0, tf.float32)
+        rows = tf.maximum(rows - 1, 0)
+        batch = {
+            name: tf.gather(part, rows, batch_dims=1) for name, part in examples.items()
+        }
+
+        def step_of_one(arguments: Any) -> Any:
+            before, batch, seed, mask = arguments
+            after = _step(model, optimizer, number, *before, batch, seed, mask)
+            is_real = tf.reduce_any(mask > 0)
+            return tf.nest.map_structure(
+                lambda new, old: tf.where(is_real, new, old), after, before
+            )
+
+        stepped = tf.vectorized_map(
+            step_of_one, (carry, batch, seeds, mask), fallback_to_while_loop=False
+        )
+        return number + 1, *stepped
+
+    begin = _begin(model, optimizer, tuple(weight[0] for weight in weights))
+    state, sums = tf.nest.map_structure(
+        lambda leaf: tf.broadcast_to(
+            leaf, tf.concat([[num_clients], tf.shape(leaf)], 0)
+        ),
+        begin[1:],
+    )
+    start = (tf.constant(0), tuple(weights), state, sums)
+    invariants = tf.nest.map_structure(
+        lambda tensor: tf.TensorShape([None, *tensor.shape[1:]]), start[1:]
+    )
+    _, trained, _, sums = tf.while_loop(
+        lambda number, *_: number < num_steps,
+        step,
+        start,
+        shape_invariants=(tf.TensorShape([]), *invariants),
+    )
+    return trained, sums
