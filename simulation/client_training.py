@@ -36,17 +36,40 @@ def draw_batches(
         rng: Draws the orders.
 
     Returns:
-        int32[steps, batch_size]: one more than the index of an example; 0, at the end
-        of a row alone, for none.
+        int32[steps, width]: one more than the index of an example; 0, at the end of a
+        row alone, for none. The width is `batch_size`, or less for a client with less.
     """
-    size = min(batch_size, num_examples)
-    if not size:
-        return np.zeros([0, 1], np.int32)
-    steps = -(-num_examples // size)
-    orders = np.zeros([num_epochs, steps * size], np.int32)
+    width = min(batch_size, _round_up(num_examples))
+    steps = -(-num_examples // width)
+    orders = np.zeros([num_epochs, steps * width], np.int32)
     for order in orders:
         order[:num_examples] = rng.permutation(num_examples) + 1
-    return orders.reshape([num_epochs * steps, size])
+    return orders.reshape([num_epochs * steps, width])
+
+
+def pad_client(
+    examples: Mapping[str, np.ndarray], batches: np.ndarray
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns examples and batches with zeros behind them that no batch refers to.
+
+    Clients of similar size get equal shapes, which `engine.lockstep` can stack: the
+    numbers of examples and of batches are rounded up to powers of two.
+    """
+
+    def pad(array: np.ndarray) -> np.ndarray:
+        padding = _round_up(len(array)) - len(array)
+        if not padding:
+            return array
+        return np.concatenate(
+            [array, np.zeros([padding, *array.shape[1:]], array.dtype)]
+        )
+
+    return {name: pad(part) for name, part in examples.items()}, pad(batches)
+
+
+def _round_up(size: int) -> int:
+    """Returns the power of two that is `size` or the next above it; 1 for 0."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def build_training(
@@ -67,7 +90,7 @@ def build_training(
         batches: tf.Tensor,
         seed: tf.Tensor,
     ) -> tuple[Weights, Sums]:
-        num_steps = tf.shape(batches)[0]
+        num_steps = _count_rows(batches)
 
         def step(number: tf.Tensor, *carry: Any) -> Any:
             rows = batches[number]
@@ -91,7 +114,7 @@ def train_on_dataset(
     dataset: tf.data.Dataset,
     seed: tf.Tensor,
 ) -> tuple[Weights, Sums]:
-    """Trains on a client whose batches come one after the other. See `build_training`."""
+    """Trains on one client's batches as they come. See `build_training`."""
 
     def step(carry: Any, batch: Any) -> Any:
         number, *rest = carry
@@ -152,6 +175,11 @@ def _step(
     return tuple(weights), optimizer_state, sums
 
 
+def _count_rows(batches: tf.Tensor) -> tf.Tensor:
+    """Returns the number of batches that have an example, which come first."""
+    return tf.math.count_nonzero(batches[..., 0], axis=-1, dtype=tf.int32)
+
+
 def _build_stacked_training(
     model: Model, optimizer: tff.learning.optimizers.Optimizer
 ) -> Training:
@@ -185,7 +213,8 @@ def _train_stack(
     seeds: tf.Tensor,
 ) -> tuple[Weights, Sums]:
     """Trains clients whose tensors are stacked along the first axis."""
-    num_clients, num_steps = tf.shape(batches)[0], tf.shape(batches)[1]
+    num_clients = tf.shape(batches)[0]
+    num_steps = tf.reduce_max(_count_rows(batches))
 
     def step(number: tf.Tensor, *carry: Any) -> Any:
         rows = batches[:, number]

@@ -100,8 +100,8 @@ def build_client_data(
     noise_seed: np.ndarray,
     training_seed: np.ndarray,
     num_joined: int,
-) -> tf.data.Dataset:
-    """Returns one client's data with what it carries.
+) -> list[Any]:
+    """Returns one client's data with what it carries: a sequence of one element.
 
     Args:
         examples: All of the client's "x" and "y".
@@ -117,7 +117,7 @@ def build_client_data(
         training_seed=training_seed,
         joined=np.int32(num_joined),
     )
-    return tf.data.Dataset.from_tensors(element)
+    return [element]
 
 
 def build_functional_model(model: Model) -> tff.learning.models.FunctionalModel:

@@ -209,8 +209,9 @@ class _ClientLoader:
     data: FederatedData
     batch_size: int
     num_epochs: int
+    padded: bool
 
-    def __call__(self, key: _ClientKey) -> tf.data.Dataset:
+    def __call__(self, key: _ClientKey) -> list[Any]:
         x, y = self.data.load(key.client_id)
         batches = client_training.draw_batches(
             len(y),
@@ -218,8 +219,11 @@ class _ClientLoader:
             num_epochs=self.num_epochs,
             rng=np.random.default_rng(key.batch_seed),
         )
+        examples = {"x": x, "y": y}
+        if self.padded:
+            examples, batches = client_training.pad_client(examples, batches)
         return learning.build_client_data(
-            {"x": x, "y": y},
+            examples,
             batches,
             noise_seed=key.noise_seed,
             training_seed=key.training_seed,
@@ -242,6 +246,7 @@ class _Loop:
             data=training.task.train,
             batch_size=training.options.batch_size,
             num_epochs=training.options.client_epochs,
+            padded=training.model.stackable,
         )
         self.evaluate = evaluation.build_evaluation(training.model, training.task)
         initial = checkpoint.Checkpoint(

@@ -1,8 +1,7 @@
 """Between what callers give and get, and flat lists of tensors."""
 
-import collections
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation.engine import graph_import
+from simulation.engine.single_element import Element
 
 
 def split_elements(value: Any, type_spec: tff.StructType, name: str) -> list[Any]:
@@ -74,17 +74,11 @@ def build_result(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
             )
         tensor = next(remaining)
         if isinstance(kind, tff.SequenceType):
-            spec = build_element_spec(kind.element)
+            spec = graph_import.build_element_spec(kind.element)
             return tf.data.experimental.from_variant(tensor, spec)
         return tensor.numpy()
 
     return tff.types.type_to_py_container(build(type_spec), type_spec)
-
-
-def build_element_spec(type_spec: tff.Type) -> Any:
-    """Returns the structure of a sequence's elements, as a data set describes it."""
-    leaves = graph_import.list_leaf_types(type_spec)
-    return _pack(type_spec, map(graph_import.build_tensor_spec, leaves))
 
 
 def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
@@ -103,7 +97,13 @@ def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
     return tensor
 
 
-def _to_variant(value: Any, type_spec: tff.SequenceType, name: str) -> tf.Tensor:
+def _to_variant(
+    value: Any, type_spec: tff.SequenceType, name: str
+) -> tf.Tensor | Element:
+    if isinstance(value, list) and len(value) == 1:
+        leaves = flatten_value(value[0], type_spec.element, f"{name}[0]")
+        element = graph_import.pack_element(type_spec.element, iter(leaves))
+        return Element(tf.nest.flatten(element))
     if isinstance(value, list | tuple):
         value = _build_dataset(value, type_spec, name)
     if not isinstance(value, tf.data.Dataset):
@@ -146,7 +146,7 @@ def _build_dataset(
 ) -> tf.data.Dataset:
     """Returns a data set of given elements, whose shapes may differ."""
     packed = [
-        _pack(
+        graph_import.pack_element(
             type_spec.element,
             iter(flatten_value(element, type_spec.element, f"{name}[{index}]")),
         )
@@ -154,25 +154,13 @@ def _build_dataset(
     ]
     if not packed:
         return tf.data.Dataset.from_generator(
-            lambda: iter(()), output_signature=build_element_spec(type_spec.element)
+            lambda: iter(()),
+            output_signature=graph_import.build_element_spec(type_spec.element),
         )
     dataset = tf.data.Dataset.from_tensors(packed[0])
     for element in packed[1:]:
         dataset = dataset.concatenate(tf.data.Dataset.from_tensors(element))
     return dataset
-
-
-def _pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
-    """Returns leaves in the containers of a data set's element."""
-    if isinstance(type_spec, tff.StructType):
-        pairs = [
-            (name, _pack(kind, leaves))
-            for name, kind in tff.structure.to_elements(type_spec)
-        ]
-        if pairs and pairs[0][0] is not None:
-            return collections.OrderedDict(pairs)
-        return tuple(part for _, part in pairs)
-    return next(leaves)
 
 
 def count_clients(value: Any, type_spec: tff.Type) -> int | None:

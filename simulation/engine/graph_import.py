@@ -4,8 +4,10 @@ Values are tensors, or tuples of values for TFF's structures; a sequence is the 
 tensor of its data set.
 """
 
+import collections
 import functools
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -56,14 +58,36 @@ def build_tensor_spec(leaf_type: tff.Type) -> tf.TensorSpec:
     return tf.TensorSpec(leaf_type.shape, tf.as_dtype(leaf_type.dtype.type))
 
 
+def pack_element(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
+    """Returns leaves in the containers of a data set's element.
+
+    A data set has them in the order of `tf.nest.flatten`, by names, not in TFF's.
+    """
+    if isinstance(type_spec, tff.StructType):
+        pairs = [
+            (name, pack_element(kind, leaves))
+            for name, kind in tff.structure.to_elements(type_spec)
+        ]
+        if pairs and pairs[0][0] is not None:
+            return collections.OrderedDict(pairs)
+        return tuple(part for _, part in pairs)
+    return next(leaves)
+
+
+def build_element_spec(type_spec: tff.Type) -> Any:
+    """Returns the structure of a sequence's elements, as a data set describes it."""
+    return pack_element(type_spec, map(build_tensor_spec, list_leaf_types(type_spec)))
+
+
 def tame_sequence(variant: tf.Tensor, leaf_type: tff.SequenceType) -> tf.Tensor:
     """Returns a data set that is not tuned: for a short one that costs 20 ms."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
-    specs = [build_tensor_spec(leaf) for leaf in list_leaf_types(leaf_type.element)]
     with tf.device("CPU:0"):
-        dataset = tf.data.experimental.from_variant(variant, tuple(specs))
+        dataset = tf.data.experimental.from_variant(
+            variant, build_element_spec(leaf_type.element)
+        )
         return tf.data.experimental.to_variant(dataset.with_options(options))
 
 

@@ -2,23 +2,30 @@
 
 A client's computation may call a function of stacked tensors through `call_stacked`, as
 a stack of one. The engine finds that call in the client's graph, cuts the graph there,
-and runs what comes before and after client by client, but the call itself for a whole
-group. The function travels in the computation's own graph: TFF's runtime, which knows
-nothing of this, runs the stack of one.
+and runs what comes before and after client by client, but the call itself for clients
+whose tensors have equal shapes together, compiled by XLA for each shape. The function
+travels in the computation's own graph: TFF's runtime, which knows nothing of this, runs
+the stack of one.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-Flat = list[tf.Tensor]
+from simulation.engine import graph_cut
+from simulation.engine.graph_cut import Flat
 
 _NAME = "discreet_lockstep"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-# Clients whose work is one call. Reproducible results need a fixed number.
-_MAX_GROUP = 32
+# Clients that are looked at together. Reproducible results need a fixed number.
+_MAX_GROUP = 16
+# Clients in one call. Every number is compiled for itself.
+_STACK_SIZES = (16, 4, 1)
 # Bytes of what is stacked for one call, at most, as far as shapes are known.
 _MAX_BYTES = 2**26
 
@@ -28,11 +35,9 @@ def call_stacked(function: Callable[..., Flat], tensors: Sequence[tf.Tensor]) ->
 
     Args:
         function: Of tensors whose first axis counts clients, with results of the same
-            kind. It must treat clients independently, and what follows the end of a
-            shorter client's tensor along any other axis, where zeros are padded, must
-            not change that client's results.
-        tensors: The client's. The dimensions whose size is not known may differ between
-            clients.
+            kind. It must treat clients independently, and be made of what XLA compiles.
+        tensors: The client's. Where few shapes occur among the clients, few programs
+            are compiled.
 
     Returns:
         The client's results.
@@ -54,52 +59,82 @@ class Lockstep:
     """A client's graph, cut at its call of stacked clients.
 
     Attributes:
-        before: From the graph's inputs to the call's.
+        before: From the graph's inputs to the call's, and what else crosses the cut.
         together: The call, of any number of clients.
-        after: From the graph's inputs and the call's outputs to the graph's outputs.
+        after: From the graph's inputs, the call's outputs and what else crosses the cut
+            to the graph's outputs.
+        num_stacked: How many of the first outputs of `before` are the call's inputs.
         group_size: How many clients one call may take.
     """
 
     before: Callable[..., Flat]
     together: Callable[..., Flat]
     after: Callable[..., Flat]
+    num_stacked: int
     group_size: int
 
     def run(self, clients: Sequence[Flat]) -> list[Flat]:
         """Returns the outputs of each client from its inputs."""
         prepared = [self.before(*inputs) for inputs in clients]
-        stacked = [_stack(parts) for parts in zip(*prepared, strict=True)]
-        results = [tf.split(result, len(clients)) for result in self.together(*stacked)]
-        return [
-            self.after(*inputs, *(result[index] for result in results))
-            for index, inputs in enumerate(clients)
-        ]
+        alike: dict[Any, list[int]] = collections.defaultdict(list)
+        for index, tensors in enumerate(prepared):
+            alike[tuple(t.shape for t in tensors[: self.num_stacked])].append(index)
+        outputs: list[Flat] = [[] for _ in clients]
+        for indices in alike.values():
+            for stack in _split_stack(indices):
+                columns = zip(*(prepared[index] for index in stack), strict=True)
+                stacked = [tf.concat(c, 0) for c in list(columns)[: self.num_stacked]]
+                results = [
+                    tf.split(result, len(stack)) for result in self.together(*stacked)
+                ]
+                for position, index in enumerate(stack):
+                    crossing = prepared[index][self.num_stacked :]
+                    trained = [result[position] for result in results]
+                    outputs[index] = self.after(*clients[index], *trained, *crossing)
+        return outputs
+
+
+def _split_stack(indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Returns indices in runs whose lengths are among those that are compiled."""
+    start = 0
+    while start < len(indices):
+        size = next(size for size in _STACK_SIZES if size <= len(indices) - start)
+        yield indices[start : start + size]
+        start += size
 
 
 def find_lockstep(function: tf.types.experimental.ConcreteFunction) -> Lockstep | None:
     """Returns a wrapped client function cut at its call, None where there is no cut.
 
-    A graph is left whole if it has no call, or several; and if an op with a state, such
-    as a draw of random numbers, is needed both before and after: it would run twice.
+    A graph is left whole if it has no call, or several; and if something that has no
+    output to hand over, such as an assignment, would run both before and after.
     """
     graph = function.graph
     calls = [op for op in graph.get_operations() if _is_call(op)]
     if len(calls) != 1:
         return None
     [call] = calls
-    inputs, outputs = list(graph.inputs), list(graph.outputs)
-    before = _list_stateful(list(call.inputs), stop=inputs)
-    after = _list_stateful(outputs, stop=[*inputs, *call.outputs])
-    if before & after:
-        return None
     size = sum(_count_bytes(tensor) for tensor in (*call.inputs, *call.outputs))
     group_size = int(np.clip(_MAX_BYTES // max(size, 1), 1, _MAX_GROUP))
     if group_size == 1:
         return None
+    inputs, outputs = list(graph.inputs), list(graph.outputs)
+    stacked, results = list(call.inputs), list(call.outputs)
+    # What is drawn or read before is not drawn or read again.
+    again = _list_stateful(outputs, [*inputs, *results])
+    shared = [op for op in _list_stateful(stacked, inputs) if op in again]
+    if not all(op.outputs for op in shared):
+        return None
+    crossing = [tensor for op in shared for tensor in op.outputs]
+
+    def build(feeds: Flat, fetches: Flat) -> Callable[..., Flat]:
+        return graph_cut.wrap(graph_cut.cut(graph, feeds, fetches), feeds)
+
     return Lockstep(
-        before=function.prune(inputs, list(call.inputs)),
-        together=_build_together(call),
-        after=function.prune([*inputs, *call.outputs], outputs),
+        before=build(inputs, [*stacked, *crossing]),
+        together=_compile(graph_cut.cut(graph, stacked, results)),
+        after=build([*inputs, *results, *crossing], outputs),
+        num_stacked=len(stacked),
         group_size=group_size,
     )
 
@@ -108,63 +143,29 @@ def _is_call(op: tf.Operation) -> bool:
     return op.type in _CALLS and f"_{_NAME}_" in op.get_attr("f").name
 
 
-def _build_together(call: tf.Operation) -> Callable[..., Flat]:
-    """Returns the call as a function of any number of clients."""
-    specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in call.inputs]
-    content = tf.compat.v1.GraphDef()
-    content.library.CopyFrom(call.graph.as_graph_def().library)
-    node = content.node.add()
-    node.CopyFrom(call.node_def)
-    del node.input[:]
-    for index, spec in enumerate(specs):
-        source = content.node.add(name=f"stacked_{index}", op="Placeholder")
-        source.attr["dtype"].type = spec.dtype.as_datatype_enum
-        node.input.append(source.name)
-    # The shapes that TensorFlow noted are those of one client.
-    node.attr.pop("_output_shapes", None)
+def _compile(compute: Callable[..., Flat]) -> Callable[..., Flat]:
+    """Returns a function of a graph as one that XLA compiles for each shape."""
+    function = tf.function(compute, jit_compile=True, autograph=False)
+    compiled: dict[Any, Callable[..., Flat]] = {}
+    lock = threading.Lock()
 
-    def compute(*stacked: tf.Tensor) -> Flat:
-        return tf.graph_util.import_graph_def(
-            content,
-            input_map={f"stacked_{index}:0": t for index, t in enumerate(stacked)},
-            return_elements=[f"{node.name}:{n}" for n in range(len(call.outputs))],
-            name="",
-        )
+    def run(*stacked: tf.Tensor) -> Flat:
+        shapes = tuple(tensor.shape for tensor in stacked)
+        with lock:
+            if shapes not in compiled:
+                specs = [tf.TensorSpec(t.shape, t.dtype) for t in stacked]
+                compiled[shapes] = function.get_concrete_function(*specs)
+        return compiled[shapes](*stacked)
 
-    return tf.compat.v1.wrap_function(compute, specs)
+    return run
 
 
-def _list_stateful(
-    tensors: Sequence[tf.Tensor], *, stop: Sequence[tf.Tensor]
-) -> set[str]:
-    """Returns the names of ops with a state that tensors need, up to some others."""
-    known = {tensor.ref() for tensor in stop}
-    found: set[str] = set()
-    passed: set[str] = set()
-    pending = [tensor.op for tensor in tensors if tensor.ref() not in known]
-    while pending:
-        op = pending.pop()
-        if op.name in passed:
-            continue
-        passed.add(op.name)
-        if op.op_def.is_stateful and op.type != "Placeholder":
-            found.add(op.name)
-        pending += [source.op for source in op.inputs if source.ref() not in known]
-        pending += op.control_inputs
-    return found
+def _list_stateful(fetches: Flat, feeds: Flat) -> list[tf.Operation]:
+    """Returns the ops with a state that compute `fetches` from `feeds`."""
+    ops = graph_cut.list_ops(fetches, feeds)
+    return [op for op in ops if op.op_def.is_stateful and op.type != "Placeholder"]
 
 
 def _count_bytes(tensor: tf.Tensor) -> int:
     """Returns one client's bytes; dimensions that are not known count as one."""
     return tensor.dtype.size * int(np.prod([size or 1 for size in tensor.shape[1:]]))
-
-
-def _stack(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns tensors of shape [1, ...] as one, zeros at the end of the shorter ones."""
-    if all(part.shape == parts[0].shape for part in parts):
-        return tf.concat(parts, 0)
-    largest = np.max([part.shape.as_list() for part in parts], axis=0)
-    stacked = np.zeros([len(parts), *largest[1:]], parts[0].dtype.as_numpy_dtype)
-    for index, part in enumerate(parts):
-        stacked[(index, *(slice(size) for size in part.shape[1:]))] = part[0]
-    return tf.convert_to_tensor(stacked)

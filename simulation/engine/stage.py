@@ -10,11 +10,13 @@ from typing import TypeVar
 
 import tensorflow as tf
 import tensorflow_federated as tff
+from absl import logging
 
-from simulation.engine import graph_import, local_evaluation
+from simulation.engine import graph_import, local_evaluation, single_element
+from simulation.engine.graph_cut import Flat
 from simulation.engine.graph_import import Value
 from simulation.engine.local_evaluation import Closure
-from simulation.engine.lockstep import Flat, find_lockstep
+from simulation.engine.lockstep import find_lockstep
 from simulation.engine.plan import Kind, Node, walk
 
 T = TypeVar("T")
@@ -46,6 +48,12 @@ class Stage:
         self._sizes = [
             len(graph_import.list_leaf_types(node.type_spec)) for node in self.outputs
         ]
+        types = [node.type_spec for node in self.inputs]
+        types += [node.inputs[1].type_spec for node in self.totals]
+        self._types = types
+        self._leaf_types = [
+            leaf for kind in types for leaf in graph_import.list_leaf_types(kind)
+        ]
         known = {*inputs, *totals}
         computed, _ = walk(outputs, known.__contains__)
         if any(map(_has_state, computed)):
@@ -53,6 +61,12 @@ class Stage:
         else:
             built = {device: self._trace(device) for device in dict.fromkeys(slots)}
             self._functions = [built[device] for device in slots]
+        opened = {
+            f: single_element.open_sequences(f) for f in dict.fromkeys(self._functions)
+        }
+        # All come from the same nodes.
+        self._opened = next(iter(opened.values()))[1]
+        self._functions = [opened[function][0] for function in self._functions]
         found = {f: find_lockstep(f) for f in dict.fromkeys(self._functions)}
         self._lockstep = [found[function] for function in self._functions]
 
@@ -69,7 +83,13 @@ class Stage:
             values: Those of the inputs, then the totals.
             slot: Which of the calls that may overlap this one is.
         """
-        return _split(self._functions[slot](*_join(values)), self._sizes)
+        return _split(self._functions[slot](*self._flatten(values)), self._sizes)
+
+    def _flatten(self, values: Sequence[Flat]) -> Flat:
+        """Returns what the functions take."""
+        return single_element.flatten_inputs(
+            _join(values), self._leaf_types, self._opened
+        )
 
     def run_clients(
         self, readers: Sequence[Callable[[], Sequence[Flat]]], *, slot: int
@@ -80,31 +100,44 @@ class Stage:
             readers: For each client, what returns the values of the inputs.
             slot: Which of the calls that may overlap this one is.
         """
-        inputs = [_attempt(reader) for reader in readers]
-        good = [_join(values) for values in inputs if not isinstance(values, Exception)]
-        lockstep = self._lockstep[slot]
-        if lockstep is not None and len(good) > 1:
-            # Where it fails, the clients' own runs tell whose fault it is.
-            together = _attempt(lambda: lockstep.run(good))
-            if not isinstance(together, Exception):
-                remaining = iter(together)
-                return [
-                    values
-                    if isinstance(values, Exception)
-                    else _split(next(remaining), self._sizes)
-                    for values in inputs
-                ]
+        inputs = [_attempt(lambda read=read: self._flatten(read())) for read in readers]
+        found = self._run_lockstep(inputs, slot)
+        if found is None:
+            function = self._functions[slot]
+            found = [
+                flat
+                if isinstance(flat, Exception)
+                else _attempt(lambda flat=flat: function(*flat))
+                for flat in inputs
+            ]
         return [
-            values
-            if isinstance(values, Exception)
-            else _attempt(lambda values=values: self.run(values, slot=slot))
-            for values in inputs
+            flat if isinstance(flat, Exception) else _split(flat, self._sizes)
+            for flat in found
         ]
+
+    def _run_lockstep(
+        self, inputs: Sequence[Flat | Exception], slot: int
+    ) -> list[Flat | Exception] | None:
+        """Runs clients together, or returns None: where it fails, or cannot be done.
+
+        Then the clients' own runs tell whose fault it is.
+        """
+        lockstep = self._lockstep[slot]
+        good = [index for index, f in enumerate(inputs) if not isinstance(f, Exception)]
+        if lockstep is None or not good:
+            return None
+        together = _attempt(lambda: lockstep.run([inputs[index] for index in good]))
+        if isinstance(together, Exception):
+            logging.warning("clients run one by one: %s", _get_first_line(together))
+            return None
+        found = list(inputs)
+        for index, flat in zip(good, together, strict=True):
+            found[index] = flat
+        return found
 
     def _trace(self, device: str | None) -> Callable[..., Flat]:
         copy = uuid.uuid4().hex
-        types = [node.type_spec for node in self.inputs]
-        types += [node.inputs[1].type_spec for node in self.totals]
+        types = self._types
 
         def compute(*tensors: tf.Tensor) -> Flat:
             values = _unflatten_all(types, tensors)
@@ -159,6 +192,10 @@ def _attempt(run: Callable[[], T]) -> T | Exception:
         return run()
     except Exception as error:
         return error
+
+
+def _get_first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")[:300]
 
 
 def _join(values: Sequence[Flat]) -> Flat:

@@ -49,8 +49,9 @@ def build_worker_context(
     )
 
 
-def _transform_args(value: Any, type_spec: tff.Type) -> Any:
-    return tff.tensorflow.transform_args(make_values(value), type_spec)
+def _transform_args(argument: Any) -> Any:
+    """Returns an argument as TFF's runtime takes it."""
+    return tff.tensorflow.transform_args(make_values(argument))
 
 
 def _compile(computation: tff.Computation) -> tff.Computation:

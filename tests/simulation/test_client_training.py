@@ -22,7 +22,8 @@ class TestBatches:
         )
 
     @pytest.mark.parametrize(
-        ("batch_size", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (9, [5])]
+        ("batch_size", "sizes"),
+        [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (9, [5]), (10**9, [5])],
     )
     def test_every_epoch_has_every_example_once(self, batch_size, sizes):
         batches = self.draw(batch_size, 3)
@@ -34,6 +35,20 @@ class TestBatches:
 
     def test_a_client_without_examples_has_no_batch(self):
         assert self.draw(4, 2, num_examples=0).shape == (0, 1)
+
+    def test_few_shapes_occur_among_many_clients(self):
+        shapes, widths = set(), set()
+        for size in range(200):
+            x = np.arange(size, dtype=np.float32)
+            batches = self.draw(16, 3, num_examples=size)
+            examples, padded = client_training.pad_client({"x": x}, batches)
+            assert np.array_equal(examples["x"][:size], x)
+            assert np.array_equal(padded[: len(batches)], batches)
+            assert not np.any(padded[len(batches) :])
+            shapes.add((examples["x"].shape, padded.shape))
+            widths.add(padded.shape[1])
+        assert widths == {1, 2, 4, 8, 16}
+        assert len(shapes) < 15
 
     def test_orders_follow_the_generator(self):
         assert np.array_equal(self.draw(2, 4, 1), self.draw(2, 4, 1))
@@ -51,8 +66,9 @@ MODELS = {
 OPTIMIZERS = {
     "sgd": tff.learning.optimizers.build_sgdm(0.3),
     "momentum": tff.learning.optimizers.build_sgdm(0.3, momentum=0.9),
-    # Its state counts the steps, which a client that has ended must not go on with.
-    "adam": tff.learning.optimizers.build_adam(0.03),
+    # Its state counts the steps, which a client that has ended must not go on with. Its
+    # small default epsilon would magnify differences of rounding.
+    "adam": tff.learning.optimizers.build_adam(0.03, epsilon=0.01),
 }
 
 
@@ -76,7 +92,11 @@ def draw_data(sizes, rng) -> list:
         )
         carried = dict(noise_seed=[0, index], training_seed=[1, index], num_joined=3)
         carried = {k: np.array(v, np.int32) for k, v in carried.items()}
-        data.append(learning.build_client_data({"x": x, "y": y}, batches, **carried))
+        data.append(
+            learning.build_client_data(
+                *client_training.pad_client({"x": x, "y": y}, batches), **carried
+            )
+        )
     return data
 
 

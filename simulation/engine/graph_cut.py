@@ -1,0 +1,66 @@
+"""Parts of a graph as functions of their own."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+Flat = list[tf.Tensor]
+
+
+def cut(
+    graph: tf.Graph, feeds: Sequence[tf.Tensor], fetches: Sequence[tf.Tensor]
+) -> Callable[..., Flat]:
+    """Returns a function that computes `fetches` from `feeds`, for use in a graph.
+
+    Unlike `WrappedFunction.prune` it leaves out every op before the feeds, those with a
+    state too, and it does not keep the feeds' shapes.
+    """
+    needed, content = {op.name for op in list_ops(fetches, feeds)}, graph.as_graph_def()
+    part = tf.compat.v1.GraphDef(versions=content.versions, library=content.library)
+    part.node.extend(node for node in content.node if node.name in needed)
+    used = {source for node in part.node for source in node.input}
+    names = [tensor.name for tensor in feeds]
+    # What is fed has no node here: the map alone says what it is.
+    read = [index for index, name in enumerate(names) if _is_used(name, used)]
+
+    def compute(*tensors: tf.Tensor) -> Flat:
+        given = dict(zip(names, tensors, strict=True))
+        computed = [t.name for t in fetches if t.name not in given]
+        imported = tf.graph_util.import_graph_def(
+            part,
+            input_map={names[index]: tensors[index] for index in read},
+            return_elements=computed,
+            name="",
+        )
+        given |= dict(zip(computed, imported, strict=True))
+        return [given[tensor.name] for tensor in fetches]
+
+    return compute
+
+
+def wrap(
+    compute: Callable[..., Flat], feeds: Sequence[tf.Tensor]
+) -> tf.types.experimental.ConcreteFunction:
+    """Returns a function that `cut` made as one that can be called."""
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
+    return tf.compat.v1.wrap_function(compute, specs)
+
+
+def list_ops(
+    fetches: Sequence[tf.Tensor], feeds: Sequence[tf.Tensor]
+) -> list[tf.Operation]:
+    """Returns the ops that compute `fetches` from `feeds`."""
+    known = {tensor.ref() for tensor in feeds}
+    found: dict[str, tf.Operation] = {}
+    pending = [tensor.op for tensor in fetches if tensor.ref() not in known]
+    while pending:
+        op = pending.pop()
+        if op.name not in found:
+            found[op.name] = op
+            pending += [s.op for s in op.inputs if s.ref() not in known]
+            pending += op.control_inputs
+    return list(found.values())
+
+
+def _is_used(name: str, sources: set[str]) -> bool:
+    return name in sources or name.removesuffix(":0") in sources
