@@ -137,7 +137,9 @@ def initialize(network: torch.nn.Module, *, zero: bool) -> torch.nn.Module:
     return network
 
 
-def build_federated_dataset(x: np.ndarray, y: np.ndarray, rank: int, workers: int) -> Any:
+def build_federated_dataset(
+    x: np.ndarray, y: np.ndarray, rank: int, workers: int
+) -> Any:
     """Returns pfl's data set of the clients of this worker.
 
     pfl calls the sampler of users once for each worker and keeps the draw of this

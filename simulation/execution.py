@@ -15,7 +15,8 @@ from absl import logging
 from simulation.engine import devices
 from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError
-from simulation.engine.local_context import ClientFailure, LocalContext
+from simulation.engine.context import ClientFailure
+from simulation.engine.local_context import LocalContext
 from simulation.engine.local_evaluation import UnsupportedError
 from simulation.engine.tff_worker import (
     EngineError,

@@ -19,12 +19,8 @@ class ClientError(RuntimeError):
         client_index: Which entry of the clients' values it was.
     """
 
-    def __init__(self, client_index: int, num_clients: int, error: Exception) -> None:
-        message = str(error).strip().splitlines()
-        super().__init__(
-            f"client {client_index} of {num_clients} failed: {type(error).__name__}: "
-            f"{message[0] if message else ''}"
-        )
+    def __init__(self, client_index: int, num_clients: int, reason: str) -> None:
+        super().__init__(f"client {client_index} of {num_clients} failed: {reason}")
         self.client_index = client_index
 
     def add_client_id(self, client_id: str) -> None:
@@ -32,11 +28,18 @@ class ClientError(RuntimeError):
         self.args = (f"{client_id}: {self.args[0]}",)
 
 
-def split_cohort(num_clients: int, group_size: int) -> list[range]:
-    """Returns the clients in runs of nearly equal length, at most `group_size`."""
-    num_groups = -(-num_clients // group_size)
-    bounds = [n * num_clients // max(num_groups, 1) for n in range(num_groups + 1)]
-    return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+def split_cohort(clients: range, group_size: int) -> list[range]:
+    """Returns clients in runs of nearly equal length, at most `group_size`."""
+    size = len(clients)
+    num_groups = -(-size // group_size)
+    bounds = [n * size // max(num_groups, 1) for n in range(num_groups + 1)]
+    return [clients[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+
+def describe_error(error: Exception) -> str:
+    """Returns an error's kind and the first line of its message."""
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0] if message else ''}"
 
 
 class Workers:
@@ -94,7 +97,8 @@ class Workers:
                 results = pending.popleft().result()
                 for index, result in zip(group, results, strict=True):
                     if isinstance(result, Exception):
-                        failure = ClientError(index, num_clients, result)
+                        reason = describe_error(result)
+                        failure = ClientError(index, num_clients, reason)
                         failure.__cause__ = result
                         on_failure(failure)
                     else:

@@ -1,41 +1,24 @@
 """The context of TFF that runs computations in this process."""
 
-import collections
-import enum
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow_federated as tff
 
-from simulation.engine import arguments, plan
-from simulation.engine.cohort_run import ClientError, Workers
-from simulation.engine.program import Cohort, Program
-
-_KEPT_PROGRAMS = 64
-
-
-class ClientFailure(enum.Enum):
-    """What happens when a client's work fails.
-
-    RAISE: the computation fails with an error that names the client.
-    DROP: the client takes no part in what is aggregated, and is counted.
-    """
-
-    RAISE = "raise"
-    DROP = "drop"
+from simulation.engine.client_pass import (
+    ClientPass,
+    PassInputs,
+    PassResult,
+    Watch,
+    run_locally,
+)
+from simulation.engine.cohort_run import Workers
+from simulation.engine.context import ClientFailure, EngineContext, WatchedRunner
+from simulation.engine.program import Program
 
 
-class LocalContext(tff.framework.SyncContext):
-    """Runs TFF computations with this process's TensorFlow.
-
-    Computations are compiled by TFF. Secure sums become plain sums: no cryptography is
-    run. Every computation runs as soon as it is called; one thread may call at a time.
-
-    Attributes:
-        on_client_done: Told how many clients of how many are done, or None.
-        failures: Clients of the last computation whose failure was not raised.
-    """
+class LocalContext(EngineContext):
+    """Runs TFF computations with this process's TensorFlow."""
 
     def __init__(
         self,
@@ -64,90 +47,52 @@ class LocalContext(tff.framework.SyncContext):
                 "`max_concurrent_clients` must be >= 1 or None. "
                 f"Found {max_concurrent_clients!r}."
             )
-        if default_num_clients < 0:
-            raise ValueError(
-                f"`default_num_clients` must be >= 0. Found {default_num_clients!r}."
-            )
+        super().__init__(
+            device=devices[0] if devices else None,
+            default_num_clients=default_num_clients,
+            client_failure=client_failure,
+        )
         num_workers = max_concurrent_clients or len(os.sched_getaffinity(0))
         self._slots = [
             devices[number % len(devices)] if devices else None
             for number in range(num_workers)
         ]
         self._workers = Workers(num_workers)
-        self._default_num_clients = default_num_clients
-        self._client_failure = client_failure
-        self.on_client_done: Callable[[int, int], None] | None = None
-        self.failures: list[ClientError] = []
-        self._programs: collections.OrderedDict[int, tuple[Any, Program]] = (
-            collections.OrderedDict()
-        )
 
     @property
     def num_workers(self) -> int:
         """How many clients work at the same time."""
         return self._workers.num_workers
 
-    def invoke(self, comp: tff.framework.ConcreteComputation, arg: Any) -> Any:
-        """Runs a computation. Called by TFF.
-
-        Raises:
-            UnsupportedError: If the computation holds what this engine cannot run.
-            ClientError: If a client's work fails.
-            TypeError: If the argument does not fit the computation's parameter.
-        """
-        self.failures = []
-        program = self._get_program(comp)
-        parameter_type = comp.type_signature.parameter
-        count = None
-        if parameter_type is not None:
-            count = arguments.count_clients(arg, parameter_type)
-
-        def fail(failure: ClientError) -> None:
-            if self._client_failure is ClientFailure.RAISE:
-                raise failure
-            self.failures.append(failure)
-
-        cohort = Cohort(
-            num_clients=self._default_num_clients if count is None else count,
-            workers=self._workers,
-            on_failure=fail,
-            on_done=self.on_client_done,
-        )
-        return program.run(arg, parameter_type, cohort)
-
     def close(self) -> None:
         """Ends the threads and forgets what was compiled."""
         self._workers.close()
-        self._programs.clear()
+        super().close()
 
-    def _get_program(self, comp: tff.framework.ConcreteComputation) -> Program:
-        """Returns the compiled computation, kept for the next call."""
-        key = id(comp)
-        if key not in self._programs:
-            program = Program(
-                plan.build_plan(_compile(comp)),
-                comp.type_signature.result,
-                slots=self._slots,
-            )
-            # The computation is kept as well: no other one gets its id.
-            self._programs[key] = (comp, program)
-            while len(self._programs) > _KEPT_PROGRAMS:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(key)
-        return self._programs[key][1]
+    def _prepare_passes(
+        self, compiled: tff.framework.ConcreteComputation, program: Program
+    ) -> WatchedRunner:
+        """Returns what runs the passes of a compiled computation."""
+        del compiled
+        return _LocalPasses(program, self._slots, self._workers)
 
 
-def _compile(
-    comp: tff.framework.ConcreteComputation,
-) -> tff.framework.ConcreteComputation:
-    """Returns the computation in TFF's native form.
+class _LocalPasses:
+    """Runs the passes of one computation on threads.
 
-    TFF's own contexts let its compiler optimise each graph on the way. Here TensorFlow
-    does so later, when all of a stage is one graph; and what TFF's compiler inlines
-    early can hold branches that are never taken but no longer pass as a graph.
+    Attributes:
+        passes: Their functions, by level.
     """
-    plain = tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
-    block, _ = tff.tensorflow.replace_intrinsics_with_bodies(plain.to_building_block())
-    return tff.backends.native.transform_to_native_form(
-        tff.framework.ConcreteComputation.from_building_block(block)
-    )
+
+    def __init__(
+        self, program: Program, slots: Sequence[str | None], workers: Workers
+    ) -> None:
+        self.passes = {
+            level: ClientPass(current, slots=slots)
+            for level, current in enumerate(program.passes)
+            if current is not None
+        }
+        self._workers = workers
+
+    def __call__(self, level: int, given: PassInputs, watch: Watch) -> PassResult:
+        return run_locally(self.passes[level], given, self._workers, watch)

@@ -1,85 +1,58 @@
-"""A plan with its compiled stages, ready to run."""
+"""A plan with the server's compiled stages, ready to run."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow_federated as tff
 
-from simulation.engine import arguments
+from simulation.engine import arguments, pass_plan
+from simulation.engine.client_pass import PassInputs, PassRunner
 from simulation.engine.client_value import ClientValue
-from simulation.engine.cohort_run import ClientError, Workers, split_cohort
+from simulation.engine.graph_cut import Flat
+from simulation.engine.pass_plan import PassPlan
 from simulation.engine.plan import Kind, Node, Place, Plan, list_nodes, walk
-from simulation.engine.stage import Accumulation, Flat, Stage
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cohort:
-    """How the clients of one call are run.
-
-    Attributes:
-        num_clients: Their number.
-        workers: The threads.
-        on_failure: What to do about a client that failed: raise, or not.
-        on_done: Told how many clients of how many are done in this pass.
-    """
-
-    num_clients: int
-    workers: Workers
-    on_failure: Callable[[ClientError], None]
-    on_done: Callable[[int, int], None] | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Pass:
-    """One pass over the clients.
-
-    Attributes:
-        aggregates: What is accumulated.
-        targets: Nodes whose values at every client are kept: results, and what a later
-            pass needs and must not compute again.
-        stage: The clients' function; its outputs are the aggregates' values, then the
-            targets.
-        accumulation: Adds one client's values.
-    """
-
-    aggregates: tuple[Node, ...]
-    targets: tuple[Node, ...]
-    stage: Stage
-    accumulation: Accumulation | None
+from simulation.engine.stage import Stage
 
 
 class Program:
-    """Runs one computation."""
+    """Runs one computation: the server's part here, the clients' in passes.
+
+    Attributes:
+        passes: The pass that follows each level, None where clients do nothing.
+    """
 
     def __init__(
-        self, plan: Plan, result_type: tff.Type, *, slots: Sequence[str | None]
+        self, plan: Plan, result_type: tff.Type, *, device: str | None
     ) -> None:
-        """Compiles.
+        """Compiles what the server does.
 
         Args:
             plan: What to do.
             result_type: The type of the result, with its Python containers.
-            slots: The devices of the clients that work at the same time. The server
-                works on the first one's.
+            device: The server's device, None for TensorFlow's choice.
         """
         self._plan = plan
         self._result_type = result_type
-        self._slots = slots
-        self._server_results = [
-            node for node in list_nodes(plan.result) if _is_one_value(node)
-        ]
-        self._client_results = [
-            node for node in list_nodes(plan.result) if not _is_one_value(node)
-        ]
-        self._passes = self._build_passes()
-        self._stages = self._build_stages()
+        self.passes = pass_plan.plan_passes(plan)
+        self._stages = self._build_stages(device)
 
     def run(
-        self, argument: Any, parameter_type: tff.Type | None, cohort: Cohort
+        self,
+        argument: Any,
+        parameter_type: tff.Type | None,
+        *,
+        num_clients: int,
+        run_pass: PassRunner,
     ) -> Any:
-        """Returns the result for an argument."""
-        values, client_values = self._take_argument(argument, parameter_type, cohort)
+        """Returns the result for an argument.
+
+        Args:
+            argument: The argument.
+            parameter_type: Its type.
+            num_clients: The number of clients.
+            run_pass: Runs a pass over them.
+        """
+        values, client_values = self._take_argument(argument, parameter_type)
         totals: dict[Node, Flat] = {}
         for level in range(self._plan.num_levels):
             stage = self._stages[level]
@@ -87,69 +60,27 @@ class Program:
                 inputs = [values[node] for node in stage.inputs]
                 inputs += [totals[node] for node in stage.totals]
                 values.update(zip(stage.outputs, stage.run(inputs), strict=True))
-            current = self._passes[level]
+            current = self.passes[level]
             if current is not None:
-                totals.update(self._run_pass(current, values, client_values, cohort))
+                given = _give(current, num_clients, values, client_values)
+                result = run_pass(level, given)
+                totals.update(zip(current.aggregates, result.totals, strict=True))
+                for node, column in zip(current.targets, result.kept, strict=True):
+                    client_values[node] = _Kept(column)
         return self._build_result(
             self._plan.result, self._result_type, values, client_values
         )
 
-    def _run_pass(
-        self,
-        current: _Pass,
-        values: Mapping[Node, Flat],
-        client_values: dict[Node, Any],
-        cohort: Cohort,
-    ) -> dict[Node, Flat]:
-        """Runs the clients once. Returns the totals of the aggregates."""
-        stage = current.stage
-        totals = [values[node.inputs[1]] for node in current.aggregates]
-        kept: list[list[Flat | None]] = [
-            [None] * cohort.num_clients for _ in current.targets
-        ]
-        split = len(current.aggregates)
-
-        def read(node: Node, index: int) -> Flat:
-            if node in client_values:
-                return client_values[node](index)
-            source = node.inputs[0] if node.kind is Kind.BROADCAST else node
-            return values[source]
-
-        def work(group: range, slot: int) -> list[list[Flat] | Exception]:
-            readers = [
-                lambda index=index: [read(node, index) for node in stage.inputs]
-                for index in group
-            ]
-            return stage.run_clients(readers, slot=slot)
-
-        def consume(index: int, outputs: list[Flat]) -> None:
-            nonlocal totals
-            if current.accumulation is not None:
-                totals = current.accumulation.add(totals, outputs[:split])
-            for column, output in zip(kept, outputs[split:], strict=True):
-                column[index] = output
-
-        cohort.workers.run(
-            work,
-            consume,
-            groups=split_cohort(cohort.num_clients, stage.group_size),
-            on_failure=cohort.on_failure,
-            on_done=cohort.on_done,
-        )
-        for node, column in zip(current.targets, kept, strict=True):
-            client_values[node] = _Reader(column)
-        return dict(zip(current.aggregates, totals, strict=True))
-
     def _take_argument(
-        self, argument: Any, parameter_type: tff.Type | None, cohort: Cohort
-    ) -> tuple[dict[Node, Flat], dict[Node, Any]]:
+        self, argument: Any, parameter_type: tff.Type | None
+    ) -> tuple[dict[Node, Flat], dict[Node, "_Given | _Kept"]]:
         """Returns the values of the parameters: whole ones, and readers by client."""
         values: dict[Node, Flat] = {}
-        client_values: dict[Node, Any] = {}
+        client_values: dict[Node, _Given | _Kept] = {}
         for node in self._plan.parameters:
             part, name = _find_part(argument, parameter_type, node.payload)
             if node.place is Place.CLIENTS and not node.all_equal:
-                client_values[node] = _Converter(part, node.type_spec, name)
+                client_values[node] = _Given(part, node.type_spec, name)
             else:
                 values[node] = arguments.flatten_value(part, node.type_spec, name)
         return values, client_values
@@ -159,7 +90,7 @@ class Program:
         result: Any,
         type_spec: tff.Type,
         values: Mapping[Node, Flat],
-        client_values: Mapping[Node, Any],
+        client_values: Mapping[Node, "_Given | _Kept"],
     ) -> Any:
         if isinstance(result, tuple):
             elements = [
@@ -174,65 +105,13 @@ class Program:
         member = (
             type_spec.member if isinstance(type_spec, tff.FederatedType) else type_spec
         )
-        if _is_one_value(result):
+        if pass_plan.is_one_value(result):
             return arguments.build_result(values[result], member)
-        read = client_values[result]
-        found = [read(index) for index in range(read.num_clients)]
+        reader = client_values[result]
+        found = [reader.get(index) for index in range(reader.num_clients)]
         return [arguments.build_result(flat, member) for flat in found if flat]
 
-    def _build_passes(self) -> list[_Pass | None]:
-        """Returns the pass that follows each level, None where clients do nothing."""
-        plan = self._plan
-        wanted: list[list[Node]] = []
-        for level in range(plan.num_levels):
-            wanted.append(
-                [
-                    node
-                    for node in self._client_results
-                    if plan.levels[node] == level and node.kind is not Kind.PARAMETER
-                ]
-            )
-        evaluated: dict[Node, int] = {}
-        inputs: list[list[Node]] = []
-        aggregates: list[list[Node]] = []
-        for level in range(plan.num_levels):
-            aggregates.append(
-                [
-                    node
-                    for node, found in plan.levels.items()
-                    if node.kind is Kind.AGGREGATE and found == level + 1
-                ]
-            )
-            roots = [node.inputs[0] for node in aggregates[level]] + wanted[level]
-            needed = _find_client_inputs(roots, level, evaluated)
-            inputs.append(needed)
-            for node in needed:
-                if node in evaluated and node not in wanted[evaluated[node]]:
-                    wanted[evaluated[node]].append(node)
-        passes: list[_Pass | None] = []
-        for level in range(plan.num_levels):
-            if not aggregates[level] and not wanted[level]:
-                passes.append(None)
-                continue
-            outputs = [node.inputs[0] for node in aggregates[level]] + wanted[level]
-            passes.append(
-                _Pass(
-                    aggregates=tuple(aggregates[level]),
-                    targets=tuple(wanted[level]),
-                    stage=Stage(
-                        inputs[level],
-                        (),
-                        outputs,
-                        slots=self._slots,
-                    ),
-                    accumulation=Accumulation(aggregates[level], device=self._slots[0])
-                    if aggregates[level]
-                    else None,
-                )
-            )
-        return passes
-
-    def _build_stages(self) -> list[Stage | None]:
+    def _build_stages(self, device: str | None) -> list[Stage | None]:
         """Returns the server's function of each level, None where it has none."""
         levels = self._plan.levels
         needed: list[dict[Node, None]] = [{} for _ in range(self._plan.num_levels)]
@@ -241,12 +120,13 @@ class Program:
             if node.kind is not Kind.PARAMETER:
                 needed[levels[node]][node] = None
 
-        for node in self._server_results:
-            need(node)
-        for current in filter(None, self._passes):
+        for node in list_nodes(self._plan.result):
+            if pass_plan.is_one_value(node):
+                need(node)
+        for current in filter(None, self.passes):
             for node in current.aggregates:
                 need(node.inputs[1])
-            for node in current.stage.inputs:
+            for node in current.inputs:
                 if node.kind is Kind.BROADCAST:
                     need(node.inputs[0])
         stages: list[Stage | None] = []
@@ -257,23 +137,9 @@ class Program:
                 need(node)
             stage = None
             if outputs:
-                stage = Stage(inputs, totals, outputs, slots=self._slots[:1])
+                stage = Stage(inputs, totals, outputs, slots=[device])
             stages.append(stage)
         return stages[::-1]
-
-
-def _find_client_inputs(
-    roots: Sequence[Node], level: int, evaluated: dict[Node, int]
-) -> list[Node]:
-    """Returns what a pass is given; notes in `evaluated` what it computes."""
-
-    def is_known(node: Node) -> bool:
-        before = evaluated.get(node, level) < level
-        return before or node.kind in (Kind.PARAMETER, Kind.BROADCAST)
-
-    computed, inputs = walk(roots, is_known)
-    evaluated.update((node, level) for node in computed if node.is_costly)
-    return inputs
 
 
 def _find_server_inputs(
@@ -289,8 +155,24 @@ def _find_server_inputs(
     return [node for node in known if is_input(node)], totals
 
 
-def _is_one_value(node: Node) -> bool:
-    return node.place is Place.SERVER or node.all_equal
+def _give(
+    current: PassPlan,
+    num_clients: int,
+    values: Mapping[Node, Flat],
+    client_values: Mapping[Node, "_Given | _Kept"],
+) -> PassInputs:
+    """Returns what a pass is given."""
+    shared, readers = {}, {}
+    for position, node in enumerate(current.inputs):
+        if node in client_values:
+            readers[position] = client_values[node]
+        else:
+            source = node.inputs[0] if node.kind is Kind.BROADCAST else node
+            shared[position] = values[source]
+    zeros = [values[node.inputs[1]] for node in current.aggregates]
+    return PassInputs(
+        num_clients=num_clients, shared=shared, readers=readers, zeros=zeros
+    )
 
 
 def _find_part(
@@ -307,30 +189,49 @@ def _find_part(
     return argument, name
 
 
-class _Converter:
-    """Reads one client's value when its turn comes."""
+class _Given:
+    """The clients' values in an argument, each taken when its turn comes."""
 
     def __init__(self, part: Sequence[Any], type_spec: tff.Type, name: str) -> None:
         self._part, self._type_spec, self._name = part, type_spec, name
         self.num_clients = len(part)
 
-    def __call__(self, index: int) -> Flat:
-        value = self._part[index]
+    def read(self, index: int) -> Flat:
+        """Returns one client's value."""
+        value, name = self._part[index], f"{self._name}[{index}]"
         if isinstance(value, ClientValue):
             value = value.make()
-        name = f"{self._name}[{index}]"
         return arguments.flatten_value(value, self._type_spec, name)
 
+    def get_maker(self, index: int) -> ClientValue | None:
+        """Returns what makes a client's value, if nobody has made it."""
+        value = self._part[index]
+        return value if isinstance(value, ClientValue) else None
 
-class _Reader:
-    """Reads one client's value that an earlier pass computed."""
+    def get(self, index: int) -> Flat | None:
+        """Returns one client's value as a result."""
+        return self.read(index)
+
+
+class _Kept:
+    """The clients' values that an earlier pass computed."""
 
     def __init__(self, column: Sequence[Flat | None]) -> None:
         self._column = column
         self.num_clients = len(column)
 
-    def __call__(self, index: int) -> Flat:
+    def read(self, index: int) -> Flat:
+        """Returns one client's value."""
         flat = self._column[index]
         if flat is None:
             raise ValueError("its work failed in an earlier pass")
         return flat
+
+    def get_maker(self, index: int) -> ClientValue | None:
+        """Returns None: the values are there."""
+        del index
+        return None
+
+    def get(self, index: int) -> Flat | None:
+        """Returns one client's value as a result, None where its work failed."""
+        return self._column[index]

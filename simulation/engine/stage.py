@@ -154,35 +154,43 @@ class Stage:
         return _build_function(compute, types, device)
 
 
-class Accumulation:
-    """One step of several aggregates: what was accumulated, and one client's values."""
+class Combination:
+    """One step of several aggregates: a client's values, or other totals, are added."""
 
-    def __init__(self, aggregates: Sequence[Node], *, device: str | None) -> None:
+    def __init__(
+        self, aggregates: Sequence[Node], *, device: str | None, merges: bool
+    ) -> None:
+        """Builds the graph.
+
+        Args:
+            aggregates: The aggregates.
+            device: The device, None for TensorFlow's choice.
+            merges: Whether totals are added, not a client's values.
+        """
         self._sizes = [
             len(graph_import.list_leaf_types(node.inputs[1].type_spec))
             for node in aggregates
         ]
+        total_types = [node.inputs[1].type_spec for node in aggregates]
         value_types = [node.inputs[0].type_spec for node in aggregates]
-        zero_types = [node.inputs[1].type_spec for node in aggregates]
+        types = [*total_types, *(total_types if merges else value_types)]
         copy = uuid.uuid4().hex
 
-        def accumulate(*tensors: tf.Tensor) -> Flat:
-            values = _unflatten_all([*zero_types, *value_types], tensors)
+        def combine(*tensors: tf.Tensor) -> Flat:
+            values = _unflatten_all(types, tensors)
             pairs = zip(
                 values[: len(aggregates)], values[len(aggregates) :], strict=True
             )
             results = [
-                local_evaluation.call(node.payload[0], pair, copy)
+                local_evaluation.call(node.payload[merges], pair, copy)
                 for node, pair in zip(aggregates, pairs, strict=True)
             ]
             return [t for result in results for t in graph_import.flatten(result)]
 
-        self._function = _build_function(
-            accumulate, [*zero_types, *value_types], device
-        )
+        self._function = _build_function(combine, types, device)
 
-    def add(self, totals: Sequence[Flat], values: Sequence[Flat]) -> list[Flat]:
-        """Returns the totals with one client's values added."""
+    def combine(self, totals: Sequence[Flat], values: Sequence[Flat]) -> list[Flat]:
+        """Returns the totals with values added."""
         return _split(self._function(*_join([*totals, *values])), self._sizes)
 
 

@@ -113,9 +113,8 @@ def context():
 def list_lockstep(context) -> list[lockstep.Lockstep | None]:
     return [
         current.stage._lockstep[0]
-        for _, program in context._programs.values()
-        for current in program._passes
-        if current is not None
+        for _, _, runner in context._programs.values()
+        for current in runner.passes.values()
     ]
 
 

@@ -66,7 +66,7 @@ class TestWorkers:
                 time.sleep(0.01 * (7 - group.start % 8)) or [str(i) for i in group]
             ),
             lambda index, result: order.append((index, result)),
-            groups=split_cohort(24, 2),
+            groups=split_cohort(range(24), 2),
             on_failure=pytest.fail,
         )
         workers.close()
@@ -95,7 +95,7 @@ class TestWorkers:
         workers.run(
             work,
             lambda index, result: results.append(index),
-            groups=split_cohort(100, 1),
+            groups=split_cohort(range(100), 1),
             on_failure=pytest.fail,
         )
         workers.close()
@@ -116,7 +116,7 @@ class TestWorkers:
             workers.run(
                 work,
                 lambda *_: None,
-                groups=split_cohort(50, 1),
+                groups=split_cohort(range(50), 1),
                 on_failure=fail,
             )
         time.sleep(0.05)
@@ -125,10 +125,12 @@ class TestWorkers:
 
 
 def test_groups_are_even_and_complete():
-    assert split_cohort(0, 4) == []
-    assert [len(group) for group in split_cohort(9, 4)] == [3, 3, 3]
-    assert [i for group in split_cohort(101, 32) for i in group] == list(range(101))
-    assert max(len(group) for group in split_cohort(101, 32)) <= 32
+    assert split_cohort(range(0), 4) == []
+    assert [len(group) for group in split_cohort(range(9), 4)] == [3, 3, 3]
+    assert [i for group in split_cohort(range(101), 32) for i in group] == list(
+        range(101)
+    )
+    assert max(len(group) for group in split_cohort(range(101), 32)) <= 32
 
 
 class TestFailures:
@@ -232,8 +234,8 @@ PLACED = textwrap.dedent("""
         return tff.federated_sum(tff.federated_map(double, values))
 
     assert run([1.0, 2.0, 3.0]) == 12.0
-    [(_, program)] = context._programs.values()
-    [current] = [p for p in program._passes if p is not None]
+    [(_, _, runner)] = context._programs.values()
+    [current] = runner.passes.values()
     for function in current.stage._functions:
         ops = [op for op in function.graph.get_operations() if op.type == "Mul"]
         print(*{op.device for op in ops})
