@@ -16,13 +16,10 @@ from simulation.engine import devices
 from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError
 from simulation.engine.context import ClientFailure
+from simulation.engine.errors import EngineError
 from simulation.engine.local_context import LocalContext
 from simulation.engine.local_evaluation import UnsupportedError
-from simulation.engine.tff_worker import (
-    EngineError,
-    WorkerExecutorFactory,
-    build_worker_context,
-)
+from simulation.engine.tff_worker import WorkerExecutorFactory, build_worker_context
 
 __all__ = [
     "ClientError",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from simulation.engine.tff_worker import EngineError
+from simulation.engine.errors import EngineError
 
 
 def select_devices(device: str) -> list[str]:

@@ -17,6 +17,7 @@ import tensorflow_federated as tff
 
 from simulation import process
 from simulation.engine.client_value import make_values
+from simulation.engine.errors import EngineError
 
 _WORKER = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
 _START_SECONDS = 60.0
@@ -31,10 +32,6 @@ _WORKER_ENVIRONMENT = {
 }
 # One cohort's executor and that of computations without clients.
 _KEPT_EXECUTORS = 2
-
-
-class EngineError(RuntimeError):
-    """An engine could not start, or it died."""
 
 
 def build_worker_context(

@@ -1,0 +1,359 @@
+"""Workers on a Ray cluster, and chunks of work that survive them."""
+
+import collections
+import dataclasses
+import importlib
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from simulation.engine.chunk import ChunkInputs, ChunkResult
+from simulation.engine.errors import EngineError
+
+# A worker shares a process's lock of Python among its threads: more do not help.
+_MAX_CPUS_PER_WORKER = 4
+_START_SECONDS = 180.0
+# A chunk that outlives this many workers is what kills them.
+_MAX_ATTEMPTS = 4
+# Chunks that are sent, or wait for an earlier one's result, for each slot.
+_WINDOW_PER_SLOT = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """A worker to start.
+
+    Attributes:
+        node_id: Ray's name of its node.
+        num_cpus: The CPUs it takes: so many clients work at the same time.
+        num_gpus: The GPUs it takes.
+    """
+
+    node_id: str
+    num_cpus: int
+    num_gpus: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shipment:
+    """What the chunks of a pass have in common, as references into Ray's store.
+
+    Attributes:
+        computation: The compiled computation: a name, and the reference.
+        level: The level whose pass it is.
+        shared: What all clients are given.
+        loaders: What makes clients' values: a name, and the reference, for each.
+    """
+
+    computation: tuple[str, Any]
+    level: int
+    shared: tuple[str, Any]
+    loaders: Sequence[tuple[str, Any]]
+
+
+def plan_workers(
+    nodes: Sequence[Mapping[str, Any]], *, device: str
+) -> list[WorkerSpec]:
+    """Returns the workers of a cluster.
+
+    Args:
+        nodes: What `ray.nodes()` returns.
+        device: "auto" (a worker for each GPU of the nodes that have some), "cpu", or
+            "gpu" (only on nodes that have some).
+    """
+    specs = []
+    for node in nodes:
+        resources = node["Resources"]
+        cpus, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+        if not node["Alive"] or not cpus:
+            continue
+        name = node["NodeID"]
+        if gpus and device != "cpu":
+            share = max(1, min(cpus // gpus, _MAX_CPUS_PER_WORKER))
+            number = min(gpus, cpus // share)
+            specs += [WorkerSpec(node_id=name, num_cpus=share, num_gpus=1)] * number
+        elif device != "gpu":
+            full, rest = divmod(cpus, _MAX_CPUS_PER_WORKER)
+            sizes = [_MAX_CPUS_PER_WORKER] * full + [rest] * bool(rest)
+            specs += [WorkerSpec(node_id=name, num_cpus=size) for size in sizes]
+    return specs
+
+
+def import_ray() -> Any:
+    """Returns the module ray.
+
+    Raises:
+        EngineError: If it is not installed.
+    """
+    # Ray reads it when it is imported.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Otherwise it changes CUDA_VISIBLE_DEVICES of workers without GPUs.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise EngineError(
+            "the ray engine needs the package ray, which is not installed: pip install "
+            "'ray>=2.52,<3', or the project's extra 'ray'"
+        ) from error
+
+
+class RayCluster:
+    """Workers, and what is sent to them."""
+
+    def __init__(self, *, address: str | None, device: str) -> None:
+        """Connects, or starts Ray on this machine, and starts workers.
+
+        Args:
+            address: A running cluster's, None for a local one of our own.
+            device: "auto", "cpu" or "gpu".
+
+        Raises:
+            EngineError: If Ray is not installed, the cluster does not answer, or it has
+                no CPUs, or no GPUs that were asked for.
+        """
+        self._ray = import_ray()
+        self._owns_ray = not self._ray.is_initialized()
+        self._device = device
+        self._workers: dict[int, Any] = {}
+        self._specs: dict[int, WorkerSpec] = {}
+        if self._owns_ray:
+            self._start(address)
+        specs = plan_workers(self._ray.nodes(), device=device)
+        if not specs:
+            kind = "GPUs" if device == "gpu" else "CPUs"
+            self.close()
+            raise EngineError(f"the Ray cluster has no {kind} for workers")
+        self._remote = self._ray.remote(_Worker)
+        for spec in specs:
+            self._start_worker(spec)
+        self._await_workers()
+
+    @property
+    def num_slots(self) -> int:
+        """How many clients work at the same time."""
+        return sum(self._specs[number].num_cpus for number in self._workers)
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes have workers."""
+        return len({self._specs[number].node_id for number in self._workers})
+
+    def put(self, value: Any) -> Any:
+        """Returns a reference to a value, which each node fetches once."""
+        return self._ray.put(value)
+
+    def run_chunks(
+        self, shipment: Shipment, chunks: Iterator[ChunkInputs]
+    ) -> Iterator[ChunkResult]:
+        """Runs chunks and yields their results, in the order of the chunks.
+
+        Every chunk's result is taken once. A chunk whose worker was lost, with or
+        before its result, goes to another worker.
+
+        Raises:
+            EngineError: If no worker is left, or a chunk loses one worker after the
+                other.
+        """
+        ready: dict[int, ChunkResult] = {}
+        waiting: dict[int, ChunkInputs] = {}
+        running: dict[Any, tuple[int, int]] = {}
+        again: collections.deque[int] = collections.deque()
+        attempts: collections.Counter[int] = collections.Counter()
+        taken = sent = 0
+        exhausted = False
+        try:
+            while True:
+                while taken in ready:
+                    waiting.pop(taken)
+                    yield ready.pop(taken)
+                    taken += 1
+                while len(running) < self.num_slots:
+                    if again:
+                        number = again.popleft()
+                    elif not exhausted and (
+                        sent - taken < _WINDOW_PER_SLOT * self.num_slots
+                    ):
+                        chunk = next(chunks, None)
+                        if chunk is None:
+                            exhausted = True
+                            break
+                        number, sent = sent, sent + 1
+                        waiting[number] = chunk
+                    else:
+                        break
+                    worker = self._find_free(running)
+                    reference = self._send(worker, shipment, waiting[number])
+                    running[reference] = number, worker
+                if not running:
+                    return
+                done, _ = self._ray.wait(list(running), num_returns=1)
+                for reference in done:
+                    number, worker = running.pop(reference)
+                    result = self._take(reference, worker)
+                    if isinstance(result, ChunkResult):
+                        ready[number] = result
+                        continue
+                    attempts[number] += 1
+                    if attempts[number] >= _MAX_ATTEMPTS:
+                        raise EngineError(
+                            f"chunk {number} of a pass was lost {_MAX_ATTEMPTS} times, "
+                            "with the worker at last: out of memory? Ray says: "
+                            f"{result}"
+                        )
+                    again.append(number)
+        finally:
+            for reference in running:
+                self._ray.cancel(reference, force=False)
+
+    def close(self) -> None:
+        """Ends the workers, and Ray where it was started here."""
+        for worker in self._workers.values():
+            self._ray.kill(worker)
+        self._workers.clear()
+        if self._owns_ray:
+            self._ray.shutdown()
+            self._owns_ray = False
+
+    def _start(self, address: str | None) -> None:
+        root = str(pathlib.Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        environment: dict[str, Any] = {
+            "env_vars": {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": path}
+        }
+        # Not None, which takes a cluster that it finds.
+        options: dict[str, Any] = {"address": "local", "include_dashboard": False}
+        if address is not None:
+            # Other machines have the packages, perhaps, but not this project.
+            names = ("distributed_dp", "simulation", "scripts")
+            modules = [str(pathlib.Path(root) / name) for name in names]
+            environment = {
+                "env_vars": {"TF_CPP_MIN_LOG_LEVEL": "2"},
+                "py_modules": modules,
+            }
+            options = {"address": address}
+        try:
+            self._ray.init(
+                runtime_env=environment,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **options,
+            )
+        # Ray raises several kinds, ConnectionError and RuntimeError among them.
+        except Exception as error:
+            where = "on this machine" if address is None else f"at {address!r}"
+            raise EngineError(f"Ray did not start {where}: {error}") from error
+
+    def _start_worker(self, spec: WorkerSpec) -> None:
+        # A number that no other worker had: what is lost is not taken for another.
+        number = len(self._specs)
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        strategy = strategies.NodeAffinitySchedulingStrategy
+        self._specs[number] = spec
+        self._workers[number] = self._remote.options(
+            num_cpus=spec.num_cpus,
+            num_gpus=spec.num_gpus,
+            max_concurrency=spec.num_cpus,
+            scheduling_strategy=strategy(spec.node_id, soft=False),
+        ).remote(self._device if not spec.num_gpus else "auto", spec.num_cpus)
+
+    def _await_workers(self) -> None:
+        references = [worker.ping.remote() for worker in self._workers.values()]
+        try:
+            self._ray.get(references, timeout=_START_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            self.close()
+            raise EngineError(f"Ray's workers did not start: {error}") from error
+
+    def _find_free(self, running: Mapping[Any, tuple[int, int]]) -> int:
+        """Returns the worker with the largest share of free slots."""
+        busy = collections.Counter(worker for _, worker in running.values())
+        return min(self._workers, key=lambda n: busy[n] / self._specs[n].num_cpus)
+
+    def _send(self, worker: int, shipment: Shipment, chunk: ChunkInputs) -> Any:
+        # References in a list stay references: the worker fetches what it lacks.
+        return self._workers[worker].run.remote(
+            [shipment.computation],
+            shipment.level,
+            [shipment.shared],
+            list(shipment.loaders),
+            chunk,
+        )
+
+    def _take(self, reference: Any, worker: int) -> ChunkResult | Exception:
+        """Returns a chunk's result, or why it is lost."""
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError as error:
+            raise error.as_instanceof_cause() from error
+        except errors.RayError as error:
+            self._replace(worker)
+            return error
+
+    def _replace(self, worker: int) -> None:
+        """Starts a lost worker anew where its node still is."""
+        if worker not in self._workers or self._is_alive(worker):
+            return
+        spec = self._specs[worker]
+        del self._workers[worker]
+        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        if spec.node_id in alive:
+            logging.warning("a Ray worker was lost; another one takes its place")
+            self._start_worker(spec)
+        else:
+            logging.warning("a node of the Ray cluster was lost")
+        if not self._workers:
+            raise EngineError("all nodes of the Ray cluster are lost")
+
+    def _is_alive(self, worker: int) -> bool:
+        reference = self._workers[worker].ping.remote()
+        try:
+            self._ray.get(reference, timeout=_START_SECONDS)
+        except self._ray.exceptions.RayError:
+            return False
+        return True
+
+
+class _Worker:
+    """What runs on the cluster: fetches what its chunk worker lacks."""
+
+    def __init__(self, device: str, num_slots: int) -> None:
+        # Here, on the worker: TensorFlow starts with the resources that Ray gave it.
+        from simulation.engine import chunk, devices
+
+        devices.give_clients_the_cores()
+        names = devices.select_devices(device)
+        slots = [names[number % len(names)] for number in range(num_slots)]
+        self._chunks = chunk.ChunkWorker(slots)
+
+    def ping(self) -> float:
+        """Says that the worker is there."""
+        return time.time()
+
+    def run(
+        self,
+        computation: list[tuple[str, Any]],
+        level: int,
+        shared: list[tuple[str, Any]],
+        loaders: list[tuple[str, Any]],
+        chunk: ChunkInputs,
+    ) -> ChunkResult:
+        """Runs a chunk. See `ChunkWorker.run`."""
+        import ray
+
+        def fetch(named: tuple[str, Any]) -> tuple[str, Callable[[], Any]]:
+            name, reference = named
+            return name, lambda: ray.get(reference)
+
+        return self._chunks.run(
+            fetch(computation[0]),
+            level,
+            fetch(shared[0]),
+            [fetch(loader) for loader in loaders],
+            chunk,
+        )
