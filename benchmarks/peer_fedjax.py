@@ -16,7 +16,7 @@ What is timed is FedJAX's own `fed_avg.federated_averaging`, which weighs client
 their numbers of examples: equal ones here. All cores are used in the way that was the
 fastest of FedJAX's for each model, 20 clients x 100 examples on 2 cores. For the CNN
 that is the backend `pmap` over one XLA device a core, so that clients train side by
-side: 0.85 s against 1.3 s of the backend `jit`, which trains one client after the other
+side: 0.85 s against 1.1 s of the backend `jit`, which trains one client after the other
 with a thread a core. For the linear model it is `jit`: 0.03 s against 0.05 s. In JAX
 0.4 XLA's former CPU runtime is used, since the newer one took 1.4 s for the CNN. These
 are quiet moments of a shared machine; in busy ones the CNN took up to 1.6 s.

@@ -75,6 +75,7 @@ def run(config: TrainingConfig) -> RunOutcome:
             execution.Engine(config.engine),
             device=config.device,
             client_failure=execution.ClientFailure(config.client_failure),
+            ray_address=config.ray_address,
         )
         task = load_task(config.task)
         model = task.build_model(config.model)

@@ -19,6 +19,7 @@ RUN_FLAGS = (
     "engine",
     "device",
     "client_failure",
+    "ray_address",
     "output_root",
     "experiment",
 )
@@ -52,15 +53,16 @@ def define_run_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum(
         "engine",
         "local",
-        ["local", "tff"],
-        "what runs the TFF computations. local: this process's TensorFlow; tff: TFF's "
-        "own runtime, a helper process on the CPU",
+        ["local", "ray", "tff"],
+        "what runs the TFF computations. local: this process's TensorFlow; ray: the "
+        "clients on a Ray cluster; tff: TFF's own runtime, a helper process on the CPU",
         flag_values=values,
     )
     flags.DEFINE_string(
         "device",
         "auto",
-        "where clients work: auto (all GPUs, else the CPU), cpu, or gpu:<number>",
+        "where clients work: auto (all GPUs, else the CPU), cpu, or gpu:<number>; on a "
+        "Ray cluster gpu",
         flag_values=values,
     )
     flags.DEFINE_enum(
@@ -69,6 +71,13 @@ def define_run_flags(values: flags.FlagValues) -> None:
         ["raise", "drop"],
         "when a client's work fails. raise: the run ends; drop: the client drops out "
         "of the round, and the server adds the noise that is then missing",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "ray_address",
+        None,
+        "address of a running Ray cluster, for --engine=ray. Unset: one is started on "
+        "this machine",
         flag_values=values,
     )
     flags.DEFINE_string(

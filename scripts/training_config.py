@@ -14,7 +14,7 @@ from distributed_dp.accounting import (
 from scripts import flags as run_flags
 
 # Where an output goes does not decide what is in it.
-_LOCATION_FIELDS = ("output_root", "experiment", "seed")
+_LOCATION_FIELDS = ("output_root", "experiment", "seed", "ray_address")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class TrainingConfig:
     engine: str
     device: str
     client_failure: str
+    ray_address: str | None
     seed: int | None
     output_root: str
     experiment: str | None
@@ -106,6 +107,11 @@ class TrainingConfig:
             raise ValueError(
                 "`adaptive_clip` must be off unless the mechanism is ddgauss or "
                 f"skellam. Found mechanism={self.mechanism!r}."
+            )
+        if self.ray_address is not None and self.engine != "ray":
+            raise ValueError(
+                "`ray_address` must be unset unless engine is ray. Found "
+                f"engine={self.engine!r}."
             )
         if not self.output_root:
             raise ValueError("`output_root` must not be empty.")

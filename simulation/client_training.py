@@ -96,7 +96,7 @@ def build_training(
             rows = batches[number]
             rows = rows[: tf.math.count_nonzero(rows, dtype=tf.int32)] - 1
             batch = {name: tf.gather(part, rows) for name, part in examples.items()}
-            return number + 1, *_step(model, optimizer, number, *carry, batch, seed)
+            return number + 1, *_step(model, optimizer, number, carry, batch, seed)
 
         start = (tf.constant(0), *_begin(model, optimizer, weights))
         _, trained, _, sums = tf.while_loop(
@@ -118,7 +118,7 @@ def train_on_dataset(
 
     def step(carry: Any, batch: Any) -> Any:
         number, *rest = carry
-        return number + 1, *_step(model, optimizer, number, *rest, batch, seed)
+        return number + 1, *_step(model, optimizer, number, rest, batch, seed)
 
     start = (tf.constant(0), *_begin(model, optimizer, weights))
     _, trained, _, sums = dataset.reduce(start, step)
@@ -141,14 +141,13 @@ def _step(
     model: Model,
     optimizer: tff.learning.optimizers.Optimizer,
     number: tf.Tensor,
-    weights: Weights,
-    optimizer_state: Any,
-    sums: Sums,
+    carry: Any,
     batch: Mapping[str, tf.Tensor],
     seed: tf.Tensor,
     mask: tf.Tensor | None = None,
 ) -> tuple[Weights, Any, Sums]:
     """Takes one step, on the examples where `mask` is 1, on all without a mask."""
+    weights, optimizer_state, sums = carry
     y = batch["y"]
 
     def average(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -226,7 +225,7 @@ def _train_stack(
 
         def step_of_one(arguments: Any) -> Any:
             before, batch, seed, mask = arguments
-            after = _step(model, optimizer, number, *before, batch, seed, mask)
+            after = _step(model, optimizer, number, before, batch, seed, mask)
             is_real = tf.reduce_any(mask > 0)
             return tf.nest.map_structure(
                 lambda new, old: tf.where(is_real, new, old), after, before

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import os
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -15,7 +16,7 @@ from absl import logging
 from simulation.engine import devices
 from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError
-from simulation.engine.context import ClientFailure
+from simulation.engine.context import ClientFailure, EngineContext
 from simulation.engine.errors import EngineError
 from simulation.engine.local_context import LocalContext
 from simulation.engine.local_evaluation import UnsupportedError
@@ -37,16 +38,18 @@ class Engine(enum.Enum):
     """What runs the computations.
 
     LOCAL: this process's TensorFlow, on the CPU or on GPUs.
+    RAY: a Ray cluster, to which the clients' work is spread.
     TFF: the runtime that TFF ships, in a helper process, on the CPU.
     """
 
     LOCAL = "local"
+    RAY = "ray"
     TFF = "tff"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
-    """What `set_execution_context` set.
+    """What `set_execution_context` set; as a context manager, until its end.
 
     Attributes:
         engine: The engine.
@@ -55,20 +58,35 @@ class Execution:
 
     engine: Engine
     device: str
-    _context: LocalContext | None = dataclasses.field(default=None, repr=False)
+    _context: Any = dataclasses.field(repr=False)
+    _before: Any = dataclasses.field(repr=False)
+
+    def __enter__(self) -> "Execution":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def watch_clients(self, on_done: Callable[[int, int], None] | None) -> None:
         """Tells `on_done` how many clients of how many are done, during each call.
 
         Not guaranteed: TFF's runtime does not tell.
         """
-        if self._context is not None:
+        if isinstance(self._context, EngineContext):
             self._context.on_client_done = on_done
 
     @property
     def failures(self) -> tuple[ClientError, ...]:
         """Clients of the last call that were dropped because their work failed."""
-        return () if self._context is None else tuple(self._context.failures)
+        if not isinstance(self._context, EngineContext):
+            return ()
+        return tuple(self._context.failures)
+
+    def close(self) -> None:
+        """Ends the engine; the context that it replaced runs computations again."""
+        if tff.framework.get_context_stack().current is self._context:
+            _end_current()
+            tff.framework.set_default_context(self._before)
 
 
 def set_execution_context(
@@ -77,15 +95,19 @@ def set_execution_context(
     device: str = "auto",
     max_concurrent_clients: int | None = None,
     client_failure: ClientFailure = ClientFailure.RAISE,
+    ray_address: str | None = None,
 ) -> Execution:
     """Makes `engine` run every TFF computation that this process calls from now on.
 
     Args:
         engine: The engine.
-        device: "auto" (all GPUs where there are any), "cpu" or "gpu:<number>".
+        device: "auto" (all GPUs where there are any), "cpu" or "gpu:<number>"; with
+            Ray "gpu" for the workers of nodes with GPUs alone.
         max_concurrent_clients: How many clients work at the same time, None for the
-            number of cores (one more in TFF's runtime).
+            number of cores (one more in TFF's runtime); with Ray always that of the
+            cluster's CPUs.
         client_failure: What happens when a client's work fails.
+        ray_address: The address of a running Ray cluster, None to start one here.
 
     Called before TensorFlow is first used, the local engine runs each op on one thread
     of the CPU, as the clients share the cores.
@@ -102,38 +124,104 @@ def set_execution_context(
             "`max_concurrent_clients` must be >= 1 or None. "
             f"Found {max_concurrent_clients!r}."
         )
-    global _close
+    if ray_address is not None and engine is not Engine.RAY:
+        raise ValueError(
+            f"`ray_address` must be None without the ray engine. Found {ray_address!r}."
+        )
     if engine is Engine.TFF:
-        if device not in ("auto", "cpu"):
-            raise EngineError(
-                f"TFF's runtime works on the CPU alone. Found device={device!r}; use "
-                "the local engine"
-            )
-        if client_failure is not ClientFailure.RAISE:
-            raise EngineError("TFF's runtime cannot drop a client whose work fails")
-        _leave_gpus_alone()
-        _close()
-        cores = os.cpu_count() or 1
-        factory = WorkerExecutorFactory(max_concurrent_clients or cores + 1)
-        _close = factory.close
-        tff.framework.set_default_context(build_worker_context(factory))
-        place = f"CPU, {cores} cores (TFF {tff.__version__} helper process)"
-        return Execution(engine=engine, device=place)
+        context, place, close = _start_tff(
+            device, max_concurrent_clients, client_failure
+        )
+    elif engine is Engine.RAY:
+        context, place, close = _start_ray(
+            device, max_concurrent_clients, client_failure, ray_address
+        )
+    else:
+        context, place, close = _start_local(
+            device, max_concurrent_clients, client_failure
+        )
+    before = tff.framework.get_context_stack().current
+    global _close
+    _close = close
+    tff.framework.set_default_context(context)
+    logging.info("clients' work: %s", place)
+    return Execution(engine=engine, device=place, _context=context, _before=before)
+
+
+_Started = tuple[Any, str, Callable[[], None]]
+
+
+def _start_local(
+    device: str, max_concurrent_clients: int | None, client_failure: ClientFailure
+) -> _Started:
     if max_concurrent_clients != 1:
         devices.give_clients_the_cores()
     names = devices.select_devices(device)
-    _close()
+    _end_current()
     context = LocalContext(
         devices=names,
         max_concurrent_clients=max_concurrent_clients,
         client_failure=client_failure,
     )
-    _close = context.close
-    tff.framework.set_default_context(context)
     place = (
         f"{devices.describe_devices(names)}, {context.num_workers} clients at a time"
     )
-    return Execution(engine=engine, device=place, _context=context)
+    return context, place, context.close
+
+
+def _start_ray(
+    device: str,
+    max_concurrent_clients: int | None,
+    client_failure: ClientFailure,
+    address: str | None,
+) -> _Started:
+    if device not in ("auto", "cpu", "gpu"):
+        raise EngineError(
+            "with the ray engine `device` must be 'auto', 'cpu' or 'gpu'. "
+            f"Found {device!r}."
+        )
+    if max_concurrent_clients is not None:
+        raise EngineError(
+            "with the ray engine as many clients work at a time as the cluster has "
+            f"CPUs: `max_concurrent_clients` must be None. "
+            f"Found {max_concurrent_clients!r}."
+        )
+    # Imported here: Ray is an optional package.
+    from simulation.engine.ray_context import RayContext
+
+    _end_current()
+    context = RayContext(address=address, device=device, client_failure=client_failure)
+    cluster = context.cluster
+    place = (
+        f"Ray, {cluster.num_nodes} nodes, {cluster.num_slots} clients at a time "
+        f"({cluster.description})"
+    )
+    return context, place, context.close
+
+
+def _start_tff(
+    device: str, max_concurrent_clients: int | None, client_failure: ClientFailure
+) -> _Started:
+    if device not in ("auto", "cpu"):
+        raise EngineError(
+            f"TFF's runtime works on the CPU alone. Found device={device!r}; use "
+            "the local engine"
+        )
+    if client_failure is not ClientFailure.RAISE:
+        raise EngineError("TFF's runtime cannot drop a client whose work fails")
+    _leave_gpus_alone()
+    _end_current()
+    cores = os.cpu_count() or 1
+    factory = WorkerExecutorFactory(max_concurrent_clients or cores + 1)
+    place = f"CPU, {cores} cores (TFF {tff.__version__} helper process)"
+    return build_worker_context(factory), place, factory.close
+
+
+def _end_current() -> None:
+    """Ends the engine in use."""
+    global _close
+    _close()
+    _close = _do_nothing
 
 
 def _leave_gpus_alone() -> None:

@@ -1,10 +1,14 @@
 """Workers on a Ray cluster, and chunks of work that survive them."""
 
 import collections
+import contextlib
 import dataclasses
 import importlib
 import os
 import pathlib
+import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +21,8 @@ from simulation.engine.errors import EngineError
 # A worker shares a process's lock of Python among its threads: more do not help.
 _MAX_CPUS_PER_WORKER = 4
 _START_SECONDS = 180.0
+_CONNECT_SECONDS = 10.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A chunk that outlives this many workers is what kills them.
 _MAX_ATTEMPTS = 4
 # Chunks that are sent, or wait for an earlier one's result, for each slot.
@@ -119,19 +125,21 @@ class RayCluster:
         self._ray = import_ray()
         self._owns_ray = not self._ray.is_initialized()
         self._device = device
-        self._workers: dict[int, Any] = {}
+        # A number for each worker that ever was: what is lost is not taken for another.
         self._specs: dict[int, WorkerSpec] = {}
+        self._workers: dict[int, Any] = {}
+        # Not ready yet: the worker, and the reference to its first answer.
+        self._starting: dict[int, tuple[Any, Any]] = {}
+        self._nodes: set[str] = set()
         if self._owns_ray:
             self._start(address)
-        specs = plan_workers(self._ray.nodes(), device=device)
-        if not specs:
+        self._remote = self._ray.remote(_Worker)
+        self._look_for_nodes()
+        if not self._starting:
             kind = "GPUs" if device == "gpu" else "CPUs"
             self.close()
             raise EngineError(f"the Ray cluster has no {kind} for workers")
-        self._remote = self._ray.remote(_Worker)
-        for spec in specs:
-            self._start_worker(spec)
-        self._await_workers()
+        self._await_workers(len(self._starting))
 
     @property
     def num_slots(self) -> int:
@@ -142,6 +150,12 @@ class RayCluster:
     def num_nodes(self) -> int:
         """How many nodes have workers."""
         return len({self._specs[number].node_id for number in self._workers})
+
+    @property
+    def description(self) -> str:
+        """Says what the workers work on."""
+        gpus = sum(self._specs[number].num_gpus for number in self._workers)
+        return f"{gpus} GPUs" if gpus else "CPU"
 
     def put(self, value: Any) -> Any:
         """Returns a reference to a value, which each node fetches once."""
@@ -159,6 +173,7 @@ class RayCluster:
             EngineError: If no worker is left, or a chunk loses one worker after the
                 other.
         """
+        self._look_for_nodes()
         ready: dict[int, ChunkResult] = {}
         waiting: dict[int, ChunkInputs] = {}
         running: dict[Any, tuple[int, int]] = {}
@@ -172,6 +187,7 @@ class RayCluster:
                     waiting.pop(taken)
                     yield ready.pop(taken)
                     taken += 1
+                self._take_started(timeout=0.0)
                 while len(running) < self.num_slots:
                     if again:
                         number = again.popleft()
@@ -212,9 +228,11 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends the workers, and Ray where it was started here."""
-        for worker in self._workers.values():
+        starting = [worker for worker, _ in self._starting.values()]
+        for worker in (*self._workers.values(), *starting):
             self._ray.kill(worker)
         self._workers.clear()
+        self._starting.clear()
         if self._owns_ray:
             self._ray.shutdown()
             self._owns_ray = False
@@ -236,38 +254,76 @@ class RayCluster:
                 "py_modules": modules,
             }
             options = {"address": address}
+            check_listening(address)
         try:
-            self._ray.init(
-                runtime_env=environment,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **options,
-            )
+            with _keep_signals():
+                self._ray.init(
+                    runtime_env=environment,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **options,
+                )
         # Ray raises several kinds, ConnectionError and RuntimeError among them.
         except Exception as error:
             where = "on this machine" if address is None else f"at {address!r}"
             raise EngineError(f"Ray did not start {where}: {error}") from error
 
+    def _look_for_nodes(self) -> None:
+        """Starts workers on nodes that have none yet."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        specs = plan_workers(
+            [node for node in nodes if node["NodeID"] not in self._nodes],
+            device=self._device,
+        )
+        self._nodes = {node["NodeID"] for node in nodes}
+        for spec in specs:
+            self._start_worker(spec)
+
     def _start_worker(self, spec: WorkerSpec) -> None:
-        # A number that no other worker had: what is lost is not taken for another.
         number = len(self._specs)
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         strategy = strategies.NodeAffinitySchedulingStrategy
-        self._specs[number] = spec
-        self._workers[number] = self._remote.options(
+        worker = self._remote.options(
             num_cpus=spec.num_cpus,
             num_gpus=spec.num_gpus,
             max_concurrency=spec.num_cpus,
             scheduling_strategy=strategy(spec.node_id, soft=False),
         ).remote(self._device if not spec.num_gpus else "auto", spec.num_cpus)
+        self._specs[number] = spec
+        self._starting[number] = worker, worker.ping.remote()
 
-    def _await_workers(self) -> None:
-        references = [worker.ping.remote() for worker in self._workers.values()]
-        try:
-            self._ray.get(references, timeout=_START_SECONDS)
-        except self._ray.exceptions.RayError as error:
-            self.close()
-            raise EngineError(f"Ray's workers did not start: {error}") from error
+    def _await_workers(self, count: int) -> None:
+        """Waits until there are as many workers.
+
+        Raises:
+            EngineError: If they do not start in time.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while len(self._workers) < count:
+            self._take_started(timeout=1.0)
+            is_late = time.monotonic() > deadline
+            if is_late or len(self._workers) + len(self._starting) < count:
+                self.close()
+                raise EngineError(
+                    f"{count - len(self._workers)} of {count} workers did not start on "
+                    f"the Ray cluster in {_START_SECONDS:.0f} s: are its CPUs taken?"
+                )
+
+    def _take_started(self, *, timeout: float) -> None:
+        """Puts workers to work that are ready by now."""
+        pings = {ping: number for number, (_, ping) in self._starting.items()}
+        if not pings:
+            return
+        done, _ = self._ray.wait(list(pings), timeout=timeout)
+        for ping in done:
+            number = pings[ping]
+            worker, _ = self._starting.pop(number)
+            try:
+                self._ray.get(ping)
+            except self._ray.exceptions.RayError as error:
+                logging.warning("a Ray worker did not start: %s", error)
+            else:
+                self._workers[number] = worker
 
     def _find_free(self, running: Mapping[Any, tuple[int, int]]) -> int:
         """Returns the worker with the largest share of free slots."""
@@ -295,12 +351,17 @@ class RayCluster:
             self._replace(worker)
             return error
 
-    def _replace(self, worker: int) -> None:
-        """Starts a lost worker anew where its node still is."""
-        if worker not in self._workers or self._is_alive(worker):
+    def _replace(self, number: int) -> None:
+        """Starts a lost worker anew where its node still is.
+
+        Raises:
+            EngineError: If no worker is left.
+        """
+        worker = self._workers.get(number)
+        if worker is None or self._is_alive(worker):
             return
-        spec = self._specs[worker]
-        del self._workers[worker]
+        spec = self._specs[number]
+        del self._workers[number]
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         if spec.node_id in alive:
             logging.warning("a Ray worker was lost; another one takes its place")
@@ -308,15 +369,43 @@ class RayCluster:
         else:
             logging.warning("a node of the Ray cluster was lost")
         if not self._workers:
-            raise EngineError("all nodes of the Ray cluster are lost")
+            if not self._starting:
+                raise EngineError("all nodes of the Ray cluster are lost")
+            self._await_workers(1)
 
-    def _is_alive(self, worker: int) -> bool:
-        reference = self._workers[worker].ping.remote()
+    def _is_alive(self, worker: Any) -> bool:
         try:
-            self._ray.get(reference, timeout=_START_SECONDS)
+            self._ray.get(worker.ping.remote(), timeout=_START_SECONDS)
         except self._ray.exceptions.RayError:
             return False
         return True
+
+
+@contextlib.contextmanager
+def _keep_signals() -> Iterator[None]:
+    """Takes back the signals that Ray takes for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def check_listening(address: str) -> None:
+    """Raises EngineError if nothing listens there; Ray would try for minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if not host or not port.isdigit():
+        raise EngineError(
+            f"`ray_address` must be of the form <host>:<port>. Found {address!r}."
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise EngineError(f"no Ray cluster answers at {address!r}: {error}") from error
 
 
 class _Worker:

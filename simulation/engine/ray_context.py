@@ -24,9 +24,9 @@ _KEPT_LOADERS = 8
 class RayContext(EngineContext):
     """Runs TFF computations, the clients' work on a Ray cluster.
 
-    Guarantees: the result does not depend on the cluster, on timing, or on lost workers,
-    if the clients' randomness comes from seeds in their data; sums of integers are
-    those of the local engine, bit for bit.
+    Guarantees: if the clients' randomness comes from seeds in their data, the result
+    depends neither on the cluster, nor on timing, nor on lost workers; sums of integers
+    are those of the local engine, bit for bit.
     """
 
     def __init__(

@@ -85,6 +85,18 @@ class Stage:
         """
         return _split(self._functions[slot](*self._flatten(values)), self._sizes)
 
+    def _run_one(self, flat: Flat, slot: int) -> Flat | Exception:
+        """Runs a client alone."""
+
+        def run() -> Flat:
+            return self._functions[slot](*flat)
+
+        return _attempt(run)
+
+    def _read(self, read: Callable[[], Sequence[Flat]]) -> Flat | Exception:
+        """Returns what the functions take of a client."""
+        return _attempt(lambda: self._flatten(read()))
+
     def _flatten(self, values: Sequence[Flat]) -> Flat:
         """Returns what the functions take."""
         return single_element.flatten_inputs(
@@ -100,14 +112,11 @@ class Stage:
             readers: For each client, what returns the values of the inputs.
             slot: Which of the calls that may overlap this one is.
         """
-        inputs = [_attempt(lambda read=read: self._flatten(read())) for read in readers]
+        inputs = [self._read(read) for read in readers]
         found = self._run_lockstep(inputs, slot)
         if found is None:
-            function = self._functions[slot]
             found = [
-                flat
-                if isinstance(flat, Exception)
-                else _attempt(lambda flat=flat: function(*flat))
+                flat if isinstance(flat, Exception) else self._run_one(flat, slot)
                 for flat in inputs
             ]
         return [
@@ -123,10 +132,10 @@ class Stage:
         Then the clients' own runs tell whose fault it is.
         """
         lockstep = self._lockstep[slot]
-        good = [index for index, f in enumerate(inputs) if not isinstance(f, Exception)]
+        good = {n: f for n, f in enumerate(inputs) if not isinstance(f, Exception)}
         if lockstep is None or not good:
             return None
-        together = _attempt(lambda: lockstep.run([inputs[index] for index in good]))
+        together = _attempt(lambda: lockstep.run(list(good.values())))
         if isinstance(together, Exception):
             logging.warning("clients run one by one: %s", _get_first_line(together))
             return None

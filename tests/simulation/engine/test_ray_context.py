@@ -1,0 +1,316 @@
+"""Tests for the Ray engine, on a cluster of two nodes that Ray simulates."""
+
+import dataclasses
+import os
+import pathlib
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from simulation import execution
+from simulation.engine import chunk, plan, portable, ray_cluster
+from simulation.engine.client_value import ClientValue
+from simulation.engine.cohort_run import ClientError
+from simulation.engine.context import _compile
+from simulation.engine.errors import EngineError
+from simulation.engine.local_context import LocalContext
+from simulation.engine.ray_context import RayContext
+from simulation.engine.single_element import Element
+from tests.simulation.engine import zoo
+from tests.simulation.engine.test_contract import list_leaves
+
+NUM_CLIENTS = 70
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[object]:
+    ray_cluster.import_ray()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False},
+    )
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def contexts(cluster) -> Iterator[dict]:
+    before = tff.framework.get_context_stack().current
+    ray, local = RayContext(address=cluster.address), LocalContext()
+    yield {"ray": ray, "local": local}
+    ray.close()
+    local.close()
+    tff.framework.set_default_context(before)
+
+
+@pytest.fixture
+def context(contexts) -> Iterator[RayContext]:
+    tff.framework.set_default_context(contexts["ray"])
+    yield contexts["ray"]
+    contexts["ray"].on_client_done = None
+
+
+@tff.tensorflow.computation(np.float32)
+def split(x):
+    check = tf.debugging.assert_none_equal(x, 0.0, message="zero")
+    with tf.control_dependencies([check]):
+        return 1.0 / x, tf.constant(1), tf.cast(x, tf.int64)
+
+
+@tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+def add_up(values):
+    inverse, one, whole = tff.federated_map(split, values)
+    return tff.federated_sum(inverse), tff.federated_sum(one), tff.federated_sum(whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+    """Makes numbers, notes where, and does what it is told."""
+
+    folder: pathlib.Path
+    kills: str = ""
+
+    def __call__(self, key: float) -> np.float32:
+        os.makedirs(self.folder / f"process-{os.getpid()}", exist_ok=True)
+        if self.kills and key == 40:
+            try:
+                (self.folder / "killed").touch(exist_ok=self.kills == "always")
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return np.float32(key)
+
+    def __getstate__(self) -> dict:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        number = len(list(self.folder.glob(f"shipped-{os.getpid()}-*")))
+        (self.folder / f"shipped-{os.getpid()}-{number}").touch()
+
+
+def build_values(loader: Loader) -> list[ClientValue]:
+    return [ClientValue(loader, 1 + number) for number in range(NUM_CLIENTS)]
+
+
+def await_size(context: RayContext, num_slots: int) -> None:
+    deadline = time.monotonic() + 60
+    while context.cluster.num_slots < num_slots and time.monotonic() < deadline:
+        add_up([1.0])
+    assert context.cluster.num_slots == num_slots
+
+
+def check_same(one, two) -> None:
+    one, two = list_leaves(one), list_leaves(two)
+    assert [path for path, _ in one] == [path for path, _ in two]
+    for (path, found), (_, expected) in zip(one, two, strict=True):
+        assert found.dtype == expected.dtype, path
+        if found.dtype.kind == "f":
+            np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=path)
+        else:
+            np.testing.assert_array_equal(found, expected, err_msg=path)
+
+
+# One of each kind; the others are slow, because every one is compiled anew.
+QUICK = {
+    "weighted average",
+    "personalization",
+    "placements",
+    "two passes",
+    "secure sums",
+    "data set as a result",
+    "our discrete Gaussian",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in zoo.EXACT
+    ],
+)
+def test_the_answers_are_those_of_the_local_engine(contexts, name):
+    results = []
+    for engine in ("ray", "local"):
+        tff.framework.set_default_context(contexts[engine])
+        results.append(zoo.EXACT[name]())
+    check_same(*results)
+
+
+class TestSpreading:
+    def test_both_nodes_work_and_each_is_sent_the_loader_once(self, context, tmp_path):
+        assert (context.cluster.num_nodes, context.cluster.num_slots) == (2, 2)
+        values = build_values(Loader(tmp_path))
+        first, second = add_up(values), add_up(values)
+        assert list(first[1:]) == [NUM_CLIENTS, NUM_CLIENTS * (NUM_CLIENTS + 1) // 2]
+        assert first[0] == second[0]
+        assert first[0] == pytest.approx(
+            sum(1 / n for n in range(1, NUM_CLIENTS + 1)), rel=1e-6
+        )
+        workers = [p.name.split("-")[1] for p in tmp_path.glob("process-*")]
+        assert len(workers) == 2 and str(os.getpid()) not in workers
+        shipped = sorted(p.name.split("-")[1] for p in tmp_path.glob("shipped-*"))
+        assert shipped == sorted(workers)
+
+    def test_progress_counts_every_client(self, context):
+        seen = []
+        context.on_client_done = lambda done, total: seen.append((done, total))
+        add_up([1.0] * 5)
+        assert seen == [(number, 5) for number in range(1, 6)]
+
+    def test_no_clients_are_no_chunk(self, context):
+        assert list(add_up([])) == [0.0, 0, 0]
+
+
+class TestFailures:
+    def test_a_killed_worker_changes_nothing(self, context, tmp_path):
+        (tmp_path / "whole").mkdir()
+        whole = add_up(build_values(Loader(tmp_path / "whole")))
+        broken = add_up(build_values(Loader(tmp_path, kills="once")))
+        assert (tmp_path / "killed").exists()
+        # Bit for bit, sums of floats too: the chunks and their order are the same.
+        assert list(broken) == list(whole)
+        # Another one takes its place.
+        await_size(context, 2)
+
+    def test_clients_that_kill_every_worker_are_an_error(self, context, tmp_path):
+        values = build_values(Loader(tmp_path, kills="always"))
+        with pytest.raises(EngineError, match="was lost 4 times.*out of memory"):
+            add_up(values)
+        assert add_up([1.0])[1] == 1
+
+    def test_the_client_is_named(self, context):
+        values = [1.0 + index for index in range(NUM_CLIENTS)]
+        values[37] = 0.0
+        with pytest.raises(ClientError, match="client 37 of 70 failed: Inv") as caught:
+            add_up(values)
+        assert caught.value.client_index == 37
+        values[37] = "many"
+        with pytest.raises(ClientError, match="client 37 of 70 failed: TypeError"):
+            add_up(values)
+
+    def test_dropped_clients_are_in_no_sum_and_are_counted(self, context, monkeypatch):
+        monkeypatch.setattr(context, "_client_failure", execution.ClientFailure.DROP)
+        values = [2.0] * 10
+        values[3], values[8] = 0.0, "many"
+        assert list(add_up(values)) == [4.0, 8, 16]
+        assert [failure.client_index for failure in context.failures] == [3, 8]
+
+    def test_a_lost_node_changes_nothing_and_a_new_one_works(self, cluster, context):
+        values = [1.0 + index for index in range(NUM_CLIENTS)]
+        whole = add_up(values)
+        cluster.remove_node(cluster.worker_nodes.copy().pop())
+        assert list(add_up(values)) == list(whole)
+        assert context.cluster.num_nodes == 1
+        cluster.add_node(num_cpus=1)
+        await_size(context, 2)
+        assert list(add_up(values)) == list(whole)
+        assert context.cluster.num_nodes == 2
+
+
+def test_a_worker_fetches_what_it_lacks_once():
+    compiled = _compile(add_up)
+    assert plan.build_plan(compiled).num_levels == 2
+    fetched = []
+
+    def fetch(name, value):
+        return name, lambda: fetched.append(name) or value
+
+    worker = chunk.ChunkWorker([None, None])
+    computation = tff.framework.serialize_computation(compiled)
+    zeros = [[np.float32(0)], [np.int32(0)], [np.int64(0)]]
+    shared = chunk.SharedInputs(values={}, zeros=zeros)
+    for value in (2.0, 4.0):
+        [_, [count], [total]] = worker.run(
+            fetch("computation", pickle.loads(pickle.dumps(computation))),
+            0,
+            fetch("shared", shared),
+            [fetch("loader", lambda key: np.float32(key + 1))],
+            chunk.ChunkInputs(
+                clients=[{0: [np.float32(value)]}, {0: chunk.Made(loader=0, key=value)}]
+            ),
+        ).totals
+        assert (count, total) == (2, 2 * value + 1)
+    assert fetched == ["computation", "shared", "loader"]
+
+
+class TestPortable:
+    def test_values_come_back(self):
+        dataset = tf.data.Dataset.from_tensor_slices([[1, 2], [3, 4]]).repeat(2)
+        flat = [
+            tf.constant([1.5, -2.0]),
+            tf.constant(["a", "b"]),
+            tf.data.experimental.to_variant(dataset),
+            Element([tf.constant(3), tf.constant([True])]),
+        ]
+        back = portable.unpack(pickle.loads(pickle.dumps(portable.pack(flat))))
+        assert back[0].numpy().tolist() == [1.5, -2.0]
+        assert back[1].numpy().tolist() == [b"a", b"b"]
+        read = tf.data.experimental.from_variant(back[2], dataset.element_spec)
+        assert [row.numpy().tolist() for row in read] == [[1, 2], [3, 4]] * 2
+        assert isinstance(back[3], Element)
+        assert [t.numpy().tolist() for t in back[3]] == [3, [True]]
+
+    def test_a_data_set_of_this_process_alone_is_refused(self):
+        dataset = tf.data.Dataset.from_generator(
+            lambda: iter([1]), output_signature=tf.TensorSpec([], tf.int32)
+        )
+        with pytest.raises(tf.errors.OpError):
+            portable.pack([tf.data.experimental.to_variant(dataset)])
+
+
+def describe_node(name: str, cpus: float, gpus: float = 0, alive: bool = True) -> dict:
+    return {
+        "NodeID": name,
+        "Alive": alive,
+        "Resources": {"CPU": cpus, "GPU": gpus, "memory": 1e9},
+    }
+
+
+@pytest.mark.parametrize(
+    ("node", "device", "sizes"),
+    [
+        (describe_node("a", 2), "auto", [(2, 0)]),
+        (describe_node("a", 9), "auto", [(4, 0), (4, 0), (1, 0)]),
+        (describe_node("a", 9), "gpu", []),
+        (describe_node("a", 8, 2), "auto", [(4, 1), (4, 1)]),
+        (describe_node("a", 8, 2), "gpu", [(4, 1), (4, 1)]),
+        (describe_node("a", 8, 2), "cpu", [(4, 0), (4, 0)]),
+        (describe_node("a", 2, 4), "auto", [(1, 1), (1, 1)]),
+        (describe_node("a", 0), "auto", []),
+        (describe_node("a", 4, alive=False), "auto", []),
+    ],
+)
+def test_workers_share_a_nodes_processors(node, device, sizes):
+    specs = ray_cluster.plan_workers([node], device=device)
+    assert [(spec.num_cpus, spec.num_gpus) for spec in specs] == sizes
+
+
+def test_without_ray_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EngineError, match=r"not installed: pip install 'ray>=2.52,<3'"):
+        execution.set_execution_context(execution.Engine.RAY)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1'"),
+        ("nowhere", "must be of the form <host>:<port>. Found 'nowhere'"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_an_error(address, message):
+    with pytest.raises(EngineError, match=message):
+        ray_cluster.check_listening(address)
