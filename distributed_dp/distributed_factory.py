@@ -102,6 +102,18 @@ class DistributedFactory(tff.aggregators.UnweightedAggregationFactory):
         self._adaptive_clip = adaptive_clip
         self._diagnostics = diagnostics
 
+    def build_codec(self, dim: int) -> Codec:
+        """Returns what encodes an update of `dim` coordinates and decodes a sum.
+
+        Raises:
+          ValueError: If `parameters.padded_dim` is not the length of the rotated update.
+        """
+        return Codec(
+            parameters=self._parameters,
+            rotation=build_rotation(self._rotation, dim),
+            noise=self._noise,
+        )
+
     def compute_variance_fraction(self, joined: int, arrived: int) -> float:
         """Part of the noise's variance that arrived clients carry.
 
@@ -130,13 +142,8 @@ class DistributedFactory(tff.aggregators.UnweightedAggregationFactory):
             of the rotated update.
         """
         layout = UpdateLayout(value_type, self._noise_seeds)
-        codec = Codec(
-            parameters=self._parameters,
-            rotation=build_rotation(self._rotation, layout.dim),
-            noise=self._noise,
-        )
         round_ops = _RoundOps(
-            codec=codec,
+            codec=self.build_codec(layout.dim),
             layout=layout,
             expected_clients=self._scheme.clients_per_round,
             max_clients=self._bounds.high,

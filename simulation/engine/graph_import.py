@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation.engine import reduction
+from simulation.engine import modulus, reduction
 
 Value = Any
 """A tensor, or a tuple of values."""
@@ -171,6 +171,7 @@ def _unpack(content: bytes) -> tf.compat.v1.GraphDef:
         gradient.function_name += suffix
         gradient.gradient_func += suffix
     reduction.replace_reductions(graph_def, suffix)
+    modulus.replace_remainders(graph_def)
     return graph_def
 
 

@@ -208,6 +208,22 @@ class TestArguments:
             total(tf.data.Dataset.range(3))
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("modulus", [1, 2, 7, 8, 1000, 1024, 2**30, 2**30 - 1, -8])
+def test_remainders_are_those_of_a_division(build_context, dtype, modulus):
+    @tff.tensorflow.computation(tff.TensorType(dtype, [None]), dtype)
+    def compute(x, y):
+        return tf.math.floormod(x, y)
+
+    build_context()
+    limits = np.iinfo(dtype)
+    x = np.array([0, 1, 5, 7, 8, 1023, 1024, 12345, limits.max], dtype)
+    x = np.concatenate([x, -x, [limits.min]])
+    # Python's own remainders, of integers without a bound.
+    expected = [int(value) % modulus for value in x]
+    assert compute(x, dtype(modulus)).tolist() == expected
+
+
 PLACED = textwrap.dedent("""
     import os
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
