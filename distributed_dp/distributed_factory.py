@@ -106,7 +106,7 @@ class DistributedFactory(tff.aggregators.UnweightedAggregationFactory):
         """Returns what encodes an update of `dim` coordinates and decodes a sum.
 
         Raises:
-          ValueError: If `parameters.padded_dim` is not the length of the rotated update.
+          ValueError: If `parameters.padded_dim` is not the rotated update's length.
         """
         return Codec(
             parameters=self._parameters,
