@@ -22,6 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np  # noqa: E402
 import psutil  # noqa: E402
+import tensorflow_federated as tff  # noqa: E402
 import tqdm  # noqa: E402
 from absl import flags  # noqa: E402
 

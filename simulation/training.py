@@ -21,11 +21,10 @@ import tqdm
 
 from simulation import (
     checkpoint,
-    client_training,
+    client_data,
     cohort,
     evaluation,
     execution,
-    learning,
     ledger,
     process,
     run_folder,
@@ -33,15 +32,13 @@ from simulation import (
     table,
 )
 from simulation.model import Model
-from simulation.tasks.task import FederatedData, Task
+from simulation.tasks.task import Task
 
 METRICS_NAME = "metrics.csv"
 _TIMING_NAME = "timing.csv"
 _JOURNAL_NAME = "ledger.json"
 _CHECKPOINTS_NAME = "checkpoints"
 _EVENTS_NAME = "tensorboard"
-# 256 bits.
-_BATCH_SEED_WORDS = 4
 # Redraws a second where someone watches; few lines where the output goes to a file.
 _PROGRESS_SECONDS = {True: 0.2, False: 20.0}
 # The clients of a round, which may be long or short.
@@ -191,46 +188,6 @@ def run_training(training: Training, folder: pathlib.Path) -> TrainingResult:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _ClientKey:
-    """A client in a round."""
-
-    client_id: str
-    batch_seed: np.ndarray
-    noise_seed: np.ndarray
-    training_seed: np.ndarray
-    num_joined: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _ClientLoader:
-    """Makes a client's data of a round, where its work runs."""
-
-    data: FederatedData
-    batch_size: int
-    num_epochs: int
-    padded: bool
-
-    def __call__(self, key: _ClientKey) -> list[Any]:
-        x, y = self.data.load(key.client_id)
-        batches = client_training.draw_batches(
-            len(y),
-            batch_size=self.batch_size,
-            num_epochs=self.num_epochs,
-            rng=np.random.default_rng(key.batch_seed),
-        )
-        examples = {"x": x, "y": y}
-        if self.padded:
-            examples, batches = client_training.pad_client(examples, batches)
-        return learning.build_client_data(
-            examples,
-            batches,
-            noise_seed=key.noise_seed,
-            training_seed=key.training_seed,
-            num_joined=key.num_joined,
-        )
-
-
 class _Loop:
     """The state of a running training, and its files."""
 
@@ -242,7 +199,7 @@ class _Loop:
             client_id: index
             for index, client_id in enumerate(training.cohorts.client_ids)
         }
-        self._load = _ClientLoader(
+        self._load = client_data.ClientLoader(
             data=training.task.train,
             batch_size=training.options.batch_size,
             num_epochs=training.options.client_epochs,
@@ -312,14 +269,21 @@ class _Loop:
             round_number=round_number,
             rate=options.dropout_rate,
         )
-        client_data = [
+        data = [
             execution.ClientValue(
-                self._load, self._build_key(client_id, round_number, len(joined))
+                self._load,
+                client_data.derive_key(
+                    client_id,
+                    root=training.root,
+                    noise_root=training.noise_root,
+                    round_number=round_number,
+                    num_joined=len(joined),
+                ),
             )
             for client_id in survivors
         ]
         try:
-            output = training.learning_process.next(self.current.state, client_data)
+            output = training.learning_process.next(self.current.state, data)
         except execution.ClientError as error:
             error.add_client_id(survivors[error.client_index])
             raise
@@ -344,31 +308,6 @@ class _Loop:
             self._write_metrics()
             self._releases.release(row, completed, time.monotonic() - started)
         return row
-
-    def _build_key(
-        self, client_id: str, round_number: int, num_joined: int
-    ) -> "_ClientKey":
-        """Returns what a client's data in a round are made of, without the root."""
-
-        def derive(root: seeds.RootSeed, purpose: seeds.Purpose) -> np.ndarray:
-            return seeds.derive_seed(
-                root, purpose=purpose, round_number=round_number, client_id=client_id
-            )
-
-        training = self._training
-        return _ClientKey(
-            client_id=client_id,
-            batch_seed=seeds.derive_words(
-                training.root,
-                purpose=seeds.Purpose.CLIENT_DATA,
-                round_number=round_number,
-                client_id=client_id,
-                count=_BATCH_SEED_WORDS,
-            ),
-            noise_seed=derive(training.noise_root, seeds.Purpose.CLIENT_NOISE),
-            training_seed=derive(training.root, seeds.Purpose.CLIENT_TRAINING),
-            num_joined=num_joined,
-        )
 
     def _build_row(
         self, output: Any, round_number: int, num_joined: int, num_survivors: int

@@ -16,7 +16,11 @@ import importlib.resources
 
 import numpy as np
 
-from simulation.model import build_logistic_regression, build_small_cnn
+from simulation.model import (
+    build_logistic_regression,
+    build_mlp,
+    build_small_cnn,
+)
 from simulation.tasks.task import ArrayData, Task
 
 IMAGE_SHAPE = (28, 28, 1)
@@ -49,6 +53,9 @@ def build_task() -> Task:
         models={
             "logistic_regression": functools.partial(
                 build_logistic_regression, IMAGE_SHAPE, NUM_CLASSES
+            ),
+            "mlp": functools.partial(
+                build_mlp, IMAGE_SHAPE, NUM_CLASSES, hidden_sizes=[196]
             ),
             "small_cnn": functools.partial(build_small_cnn, IMAGE_SHAPE, NUM_CLASSES),
         },

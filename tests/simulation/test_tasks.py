@@ -76,6 +76,7 @@ class TestDigits:
 
     def test_parameters(self, digits_task):
         assert digits_task.build_model().num_parameters == 7_850
+        assert digits_task.build_model("mlp").num_parameters == 155_830
         assert digits_task.build_model("small_cnn").num_parameters == 20_490
 
 

@@ -1,0 +1,111 @@
+"""A client's data in a round, made where its work runs.
+
+What goes to the client's worker is a key: the client, its seeds of the round, and the
+cohort's size. The root that the seeds follow from stays in the training's process.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from simulation import client_training, learning, seeds
+from simulation.tasks.task import FederatedData
+
+# 256 bits.
+_BATCH_SEED_WORDS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientKey:
+    """A client in a round.
+
+    Attributes:
+        client_id: The client.
+        batch_seed: uint64[4], decides the order of its examples.
+        noise_seed: int32[2], decides its noise.
+        training_seed: int32[2], decides its dropout layers.
+        num_joined: The clients that joined the round.
+    """
+
+    client_id: str
+    batch_seed: np.ndarray
+    noise_seed: np.ndarray
+    training_seed: np.ndarray
+    num_joined: int
+
+
+def derive_key(
+    client_id: str,
+    *,
+    root: seeds.RootSeed,
+    noise_root: seeds.RootSeed,
+    round_number: int,
+    num_joined: int,
+) -> ClientKey:
+    """Returns the key of a client in a round.
+
+    Args:
+        client_id: The client.
+        root: The root of the streams.
+        noise_root: The root of the clients' noise.
+        round_number: The round.
+        num_joined: The clients that joined it.
+    """
+
+    def derive(stream: seeds.RootSeed, purpose: seeds.Purpose) -> np.ndarray:
+        return seeds.derive_seed(
+            stream, purpose=purpose, round_number=round_number, client_id=client_id
+        )
+
+    return ClientKey(
+        client_id=client_id,
+        batch_seed=seeds.derive_words(
+            root,
+            purpose=seeds.Purpose.CLIENT_DATA,
+            round_number=round_number,
+            client_id=client_id,
+            count=_BATCH_SEED_WORDS,
+        ),
+        noise_seed=derive(noise_root, seeds.Purpose.CLIENT_NOISE),
+        training_seed=derive(root, seeds.Purpose.CLIENT_TRAINING),
+        num_joined=num_joined,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientLoader:
+    """Makes clients' data from their keys.
+
+    Attributes:
+        data: The task's data.
+        batch_size: Examples in a batch.
+        num_epochs: Passes over a client's examples.
+        padded: Whether clients of similar size get equal shapes, for training in
+            stacks.
+    """
+
+    data: FederatedData
+    batch_size: int
+    num_epochs: int
+    padded: bool
+
+    def __call__(self, key: ClientKey) -> list[Any]:
+        """Returns a client's data: what `learning.build_client_data` does."""
+        x, y = self.data.load(key.client_id)
+        batches = client_training.draw_batches(
+            len(y),
+            batch_size=self.batch_size,
+            num_epochs=self.num_epochs,
+            rng=np.random.default_rng(key.batch_seed),
+        )
+        examples = {"x": x, "y": y}
+        if self.padded:
+            examples, batches = client_training.pad_client(examples, batches)
+        return learning.build_client_data(
+            examples,
+            batches,
+            noise_seed=key.noise_seed,
+            training_seed=key.training_seed,
+            num_joined=key.num_joined,
+        )
