@@ -6,9 +6,8 @@
 
 # The interpreters to build .venv with, in order of preference: the first 3.11 wins.
 PYTHON ?= python3.11 python3 python
-# Passed on to `make run`, `make bench`, pytest and the resolver of `make lock`.
+# Passed on to `make run`, pytest and the resolver of `make lock`.
 RUN_FLAGS ?=
-BENCH_FLAGS ?=
 PYTEST_FLAGS ?=
 LOCK_FLAGS ?=
 # `make test SLOW=1` runs the tests marked `slow` too.
@@ -47,9 +46,10 @@ lint: $(STAMP) ## Check style, types and import rules only
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP) ## Time the operations, then the engine, as ratios (BENCH_FLAGS=...)
-	$(BIN)/python -m benchmarks.ops $(BENCH_FLAGS)
-	$(BIN)/python -m benchmarks.engine $(BENCH_FLAGS)
+bench: $(STAMP) ## Time the operations, the engine and its scale, as ratios
+	$(BIN)/python -m benchmarks.ops
+	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.scale
 
 env: $(STAMP) ## Build .venv from the lock and do nothing else
 

@@ -34,6 +34,7 @@ setuptools.setup(
         "tqdm>=4.64,<5",
     ],
     extras_require={
+        "ray": ["ray>=2.52,<3"],
         "tff": ["grpcio>=1.46,<2", "tensorflow-federated>=0.87,<0.88"],
     },
 )

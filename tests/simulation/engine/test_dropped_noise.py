@@ -1,4 +1,4 @@
-"""A client that fails takes its share of the noise with it, and the server adds that."""
+"""A failed client takes its share of the noise along, and the server adds that."""
 
 import numpy as np
 import pytest
