@@ -103,8 +103,14 @@ def _split_stack(indices: Sequence[int]) -> Iterator[Sequence[int]]:
         start += size
 
 
-def find_lockstep(function: tf.types.experimental.ConcreteFunction) -> Lockstep | None:
-    """Returns a wrapped client function cut at its call, None where there is no cut.
+def find_lockstep(
+    function: tf.types.experimental.ConcreteFunction, device: str | None
+) -> Lockstep | None:
+    """Returns a client function cut at its call, None where there is no cut.
+
+    Args:
+        function: The client function, wrapped.
+        device: The device of the call, None for TensorFlow's choice.
 
     A graph is left whole if it has no call, or several; and if something that has no
     output to hand over, such as an assignment, would run both before and after.
@@ -132,7 +138,7 @@ def find_lockstep(function: tf.types.experimental.ConcreteFunction) -> Lockstep 
 
     return Lockstep(
         before=build(inputs, [*stacked, *crossing]),
-        together=_compile(graph_cut.cut(graph, stacked, results)),
+        together=_compile(graph_cut.cut(graph, stacked, results), device),
         after=build([*inputs, *results, *crossing], outputs),
         num_stacked=len(stacked),
         group_size=group_size,
@@ -143,7 +149,7 @@ def _is_call(op: tf.Operation) -> bool:
     return op.type in _CALLS and f"_{_NAME}_" in op.get_attr("f").name
 
 
-def _compile(compute: Callable[..., Flat]) -> Callable[..., Flat]:
+def _compile(compute: Callable[..., Flat], device: str | None) -> Callable[..., Flat]:
     """Returns a function of a graph as one that XLA compiles for each shape."""
     function = tf.function(compute, jit_compile=True, autograph=False)
     compiled: dict[Any, Callable[..., Flat]] = {}
@@ -155,7 +161,9 @@ def _compile(compute: Callable[..., Flat]) -> Callable[..., Flat]:
             if shapes not in compiled:
                 specs = [tf.TensorSpec(t.shape, t.dtype) for t in stacked]
                 compiled[shapes] = function.get_concrete_function(*specs)
-        return compiled[shapes](*stacked)
+        # Where it is called decides where XLA's program runs.
+        with tf.device(device):
+            return compiled[shapes](*stacked)
 
     return run
 

@@ -67,7 +67,8 @@ class Stage:
         # All come from the same nodes.
         self._opened = next(iter(opened.values()))[1]
         self._functions = [opened[function][0] for function in self._functions]
-        found = {f: find_lockstep(f) for f in dict.fromkeys(self._functions)}
+        placed = dict(zip(self._functions, slots, strict=True))
+        found = {f: find_lockstep(f, device) for f, device in placed.items()}
         self._lockstep = [found[function] for function in self._functions]
 
     @property

@@ -1,6 +1,10 @@
 """Tests for local training: batches, and many clients as one stack."""
 
 import dataclasses
+import pathlib
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -116,6 +120,51 @@ def list_lockstep(context) -> list[lockstep.Lockstep | None]:
         for _, _, runner in context._programs.values()
         for current in runner.passes.values()
     ]
+
+
+PLACED = textwrap.dedent("""
+    import os
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import numpy as np
+    import tensorflow as tf
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+    )
+    import tensorflow_federated as tff
+    from simulation.engine import local_context, lockstep
+    from tests.simulation import test_client_training as tests
+
+    found = set()
+    run = lockstep.Lockstep.run
+
+    def watch(cut, clients):
+        inputs = [tensors[: cut.num_stacked] for tensors in map(
+            lambda inputs: cut.before(*inputs), clients)]
+        [result, *_] = cut.together(*inputs[0])
+        found.add(result.device[-5:])
+        return run(cut, clients)
+
+    lockstep.Lockstep.run = watch
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    tff.framework.set_default_context(local_context.LocalContext(devices=names))
+    process = tests.build_process(tests.MODELS["mlp"], tests.OPTIMIZERS["sgd"])
+    data = tests.draw_data([3] * 64, np.random.default_rng(0))
+    process.next(process.initialize(), data)
+    print(*sorted(found))
+""")
+
+
+def test_stacks_are_trained_on_the_devices_that_share_the_cohort():
+    done = subprocess.run(
+        [sys.executable, "-c", PLACED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["CPU:0", "CPU:1"]
 
 
 class TestLockstep:
