@@ -149,7 +149,9 @@ def import_quietly(name: str) -> types.ModuleType:
 
     Everything else that the import prints to the standard error is passed on.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    # 3: what TensorFlow logs as an error and matters is raised as well; XLA logs one for
+    # every stream on a CPU.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     with tempfile.TemporaryFile() as captured:
         original = os.dup(2)

@@ -1,10 +1,8 @@
 """A client's value that is made where, and when, the client's work runs."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import tensorflow_federated as tff
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +24,11 @@ class ClientValue:
 
 
 def make_values(argument: Any) -> Any:
-    """Returns an argument with the values of all clients made."""
-    if isinstance(argument, list):
-        return [
-            value.make() if isinstance(value, ClientValue) else value
-            for value in argument
-        ]
-    if isinstance(argument, tff.structure.Struct):
-        pairs = tff.structure.to_elements(argument)
-        return tff.structure.Struct([(name, make_values(part)) for name, part in pairs])
+    """Returns an argument, in Python's containers, with all clients' values made."""
+    if isinstance(argument, ClientValue):
+        return argument.make()
+    if type(argument) in (list, tuple):
+        return type(argument)(make_values(part) for part in argument)
+    if isinstance(argument, Mapping):
+        return {name: make_values(part) for name, part in argument.items()}
     return argument

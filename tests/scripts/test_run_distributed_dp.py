@@ -168,7 +168,7 @@ class TestBadInput:
         task = tasks.load_task("digits")
         broken = dataclasses.replace(
             task.train,
-            load=lambda _: (np.full([5, 28, 28, 1], np.nan), np.zeros([5], np.int32)),
+            make=lambda _: (np.full([5, 28, 28, 1], np.nan), np.zeros([5], np.int32)),
         )
         monkeypatch.setattr(
             distributed_training,

@@ -178,3 +178,13 @@ def test_what_it_cannot_run_is_refused_before_work_starts(contexts):
     with pytest.raises(execution.UnsupportedError, match="federated_select"):
         run([1, 2], "a")
     assert not calls
+
+
+def test_clients_values_are_made_in_every_engine(contexts):
+    @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS), np.int32)
+    def add(values, other):
+        return tff.federated_sum(values), other
+
+    values = [execution.ClientValue(lambda key: np.int32(2 * key), n) for n in range(4)]
+    results = run_in_both(contexts, lambda: [add(values, 5), add(other=6, values=[3])])
+    assert results[0] == results[1] == [(12, 5), (3, 6)]
