@@ -130,7 +130,7 @@ def main() -> None:
     """Measures, prints, and writes the figures."""
     sizes = [int(size) for size in FLAGS.sizes]
     figures = {}
-    with execution.set_execution_context() as engine:
+    with execution.use_execution_context() as engine:
         print(f"engine: {engine.engine.value} on {engine.device}")
         for name, build in BUILDERS.items():
             model = build(SHAPE, NUM_CLASSES)

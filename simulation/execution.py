@@ -3,16 +3,18 @@
 Secure sums are replaced by plain sums in every engine: no cryptography is run.
 """
 
+import contextlib
 import dataclasses
 import enum
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
 
+from simulation import process
 from simulation.engine import devices
 from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError
@@ -31,6 +33,7 @@ __all__ = [
     "Execution",
     "UnsupportedError",
     "set_execution_context",
+    "use_execution_context",
 ]
 
 
@@ -49,7 +52,7 @@ class Engine(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
-    """What `set_execution_context` set; as a context manager, until its end.
+    """What `set_execution_context` set.
 
     Attributes:
         engine: The engine.
@@ -59,13 +62,6 @@ class Execution:
     engine: Engine
     device: str
     _context: Any = dataclasses.field(repr=False)
-    _before: Any = dataclasses.field(repr=False)
-
-    def __enter__(self) -> "Execution":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def watch_clients(self, on_done: Callable[[int, int], None] | None) -> None:
         """Tells `on_done` how many clients of how many are done, during each call.
@@ -82,12 +78,6 @@ class Execution:
             return ()
         return tuple(self._context.failures)
 
-    def close(self) -> None:
-        """Ends the engine; the context that it replaced runs computations again."""
-        if tff.framework.get_context_stack().current is self._context:
-            _end_current()
-            tff.framework.set_default_context(self._before)
-
 
 def set_execution_context(
     engine: Engine = Engine.LOCAL,
@@ -98,6 +88,8 @@ def set_execution_context(
     ray_address: str | None = None,
 ) -> Execution:
     """Makes `engine` run every TFF computation that this process calls from now on.
+
+    The engine that did so before is ended, unless the new one does not start.
 
     Args:
         engine: The engine.
@@ -128,24 +120,54 @@ def set_execution_context(
         raise ValueError(
             f"`ray_address` must be None without the ray engine. Found {ray_address!r}."
         )
+    # One cluster's CPUs do not hold two engines' workers.
+    if engine is Engine.RAY and _is_ray(tff.framework.get_context_stack().current):
+        _end_current()
     if engine is Engine.TFF:
-        context, place, close = _start_tff(
-            device, max_concurrent_clients, client_failure
-        )
+        started = _start_tff(device, max_concurrent_clients, client_failure)
     elif engine is Engine.RAY:
-        context, place, close = _start_ray(
+        started = _start_ray(
             device, max_concurrent_clients, client_failure, ray_address
         )
     else:
-        context, place, close = _start_local(
-            device, max_concurrent_clients, client_failure
-        )
-    before = tff.framework.get_context_stack().current
+        started = _start_local(device, max_concurrent_clients, client_failure)
+    context, place, close = started
+    _end_current()
     global _close
     _close = close
     tff.framework.set_default_context(context)
     logging.info("clients' work: %s", place)
-    return Execution(engine=engine, device=place, _context=context, _before=before)
+    return Execution(engine=engine, device=place, _context=context)
+
+
+@contextlib.contextmanager
+def use_execution_context(
+    engine: Engine = Engine.LOCAL, **choices: Any
+) -> Iterator[Execution]:
+    """Makes `engine` run TFF computations inside the block.
+
+    Afterwards the context of before runs them again.
+
+    Args:
+        engine: The engine.
+        **choices: See `set_execution_context`.
+
+    Raises:
+        EngineError: If the engine does not start, or does not have the device; or for a
+            Ray engine inside another one.
+        ValueError: If an argument is out of range.
+    """
+    global _close
+    before, close_before = tff.framework.get_context_stack().current, _close
+    if engine is Engine.RAY and _is_ray(before):
+        raise EngineError("a Ray engine cannot be used inside another one")
+    _close = _do_nothing
+    try:
+        yield set_execution_context(engine, **choices)
+    finally:
+        _end_current()
+        _close = close_before
+        tff.framework.set_default_context(before)
 
 
 _Started = tuple[Any, str, Callable[[], None]]
@@ -157,7 +179,6 @@ def _start_local(
     if max_concurrent_clients != 1:
         devices.give_clients_the_cores()
     names = devices.select_devices(device)
-    _end_current()
     context = LocalContext(
         devices=names,
         max_concurrent_clients=max_concurrent_clients,
@@ -189,7 +210,6 @@ def _start_ray(
     # Imported here: Ray is an optional package.
     from simulation.engine.ray_context import RayContext
 
-    _end_current()
     context = RayContext(address=address, device=device, client_failure=client_failure)
     cluster = context.cluster
     place = (
@@ -210,11 +230,15 @@ def _start_tff(
     if client_failure is not ClientFailure.RAISE:
         raise EngineError("TFF's runtime cannot drop a client whose work fails")
     _leave_gpus_alone()
-    _end_current()
     cores = os.cpu_count() or 1
     factory = WorkerExecutorFactory(max_concurrent_clients or cores + 1)
     place = f"CPU, {cores} cores (TFF {tff.__version__} helper process)"
     return build_worker_context(factory), place, factory.close
+
+
+def _is_ray(context: Any) -> bool:
+    # Without importing what needs Ray.
+    return type(context).__name__ == "RayContext"
 
 
 def _end_current() -> None:
@@ -242,3 +266,5 @@ def _do_nothing() -> None:
 
 # Ends the engine in use, when another takes its place.
 _close: Callable[[], None] = _do_nothing
+# Before the program ends its children: Ray would wait for its own for a minute.
+process.call_at_end(_end_current)

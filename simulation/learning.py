@@ -109,7 +109,22 @@ def build_client_data(
         noise_seed: int32[2], of this client and round alone.
         training_seed: int32[2], of this client and round alone.
         num_joined: The clients that joined the round, those that drop out included.
+
+    Raises:
+        ValueError: If "x" and "y" have different numbers of examples, or a batch refers
+            to an example that is not there.
     """
+    sizes = {name: len(part) for name, part in examples.items()}
+    if len(set(sizes.values())) != 1:
+        raise ValueError(
+            f"`examples` must have equally many of everything. Found {sizes}."
+        )
+    low, high = np.min(batches, initial=0), np.max(batches, initial=0)
+    if low < 0 or high > len(examples["y"]):
+        raise ValueError(
+            f"`batches` must be in [0, number of examples = {len(examples['y'])}]. "
+            f"Found {low} to {high}."
+        )
     element = collections.OrderedDict(
         examples=collections.OrderedDict(x=examples["x"], y=examples["y"]),
         batches=batches,

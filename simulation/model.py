@@ -32,7 +32,9 @@ class Model:
             the mean over examples.
         example_spec: The specs of "x" and "y" of a batch.
         stackable: Whether many clients may train as one stack, which pays where
-            `predict` is dense algebra without dropout and the weights are few.
+            `predict` is dense algebra without dropout and the weights are few. An
+            example's outputs must not depend on the others in the batch, as with batch
+            normalization: some are only there to fill a batch.
     """
 
     name: str

@@ -35,6 +35,7 @@ _IMPORT_NOISE = re.compile(
 _HELP_FLAGS = frozenset({"help", "helpshort", "helpfull", "helpxml", "only_check_args"})
 
 _children: list[subprocess.Popen[bytes]] = []
+_at_end: list[Callable[[], None]] = []
 _defer_signals = 0
 _deferred_signal: int | None = None
 
@@ -119,8 +120,23 @@ def run_program(
         code = 1
     finally:
         _ignore_signals()
+        _finish()
         end_children()
     sys.exit(code)
+
+
+def call_at_end(function: Callable[[], None]) -> None:
+    """Lets `run_program` call a function before it kills the children that are left."""
+    _at_end.append(function)
+
+
+def _finish() -> None:
+    while _at_end:
+        try:
+            _at_end.pop()()
+        # Whatever it is, the process ends.
+        except Exception:
+            logging.exception("clean-up failed")
 
 
 def parse_flags(argv: Sequence[str]) -> None:
@@ -149,7 +165,7 @@ def import_quietly(name: str) -> types.ModuleType:
 
     Everything else that the import prints to the standard error is passed on.
     """
-    # 3: what TensorFlow logs as an error and matters is raised as well; XLA logs one for
+    # What TensorFlow logs as an error and matters is raised as well; XLA logs one for
     # every stream on a CPU.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()

@@ -87,7 +87,9 @@ def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype != spec.dtype:
             # What TFF accepts too: a Python number, or an array of a kind that fits.
-            tensor = tf.convert_to_tensor(np.asarray(value).tolist(), spec.dtype)
+            array = np.asarray(value)
+            _check_range(array, spec.dtype)
+            tensor = tf.convert_to_tensor(array.tolist(), spec.dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"`{name}` must be of type {type_spec}. Found {value!r:.80}."
@@ -95,6 +97,14 @@ def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
     if not spec.shape.is_compatible_with(tensor.shape):
         raise TypeError(f"`{name}` must have shape {spec.shape}. Found {tensor.shape}.")
     return tensor
+
+
+def _check_range(array: np.ndarray, dtype: tf.DType) -> None:
+    """Raises ValueError for integers that TensorFlow would cut to fit."""
+    if array.dtype.kind in "iu" and dtype.is_integer and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < dtype.min or high > dtype.max:
+            raise ValueError(f"{low} to {high} is beyond {dtype.name}")
 
 
 def _to_variant(
@@ -153,14 +163,18 @@ def _build_dataset(
         for index, element in enumerate(elements)
     ]
     if not packed:
-        return tf.data.Dataset.from_generator(
-            lambda: iter(()),
-            output_signature=graph_import.build_element_spec(type_spec.element),
-        )
+        spec = graph_import.build_element_spec(type_spec.element)
+        # Not a Python generator: this data set can be sent elsewhere.
+        nothing = tf.nest.map_structure(_build_zeros, spec)
+        return tf.data.Dataset.from_tensors(nothing).take(0)
     dataset = tf.data.Dataset.from_tensors(packed[0])
     for element in packed[1:]:
         dataset = dataset.concatenate(tf.data.Dataset.from_tensors(element))
     return dataset
+
+
+def _build_zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.zeros([size or 0 for size in spec.shape], spec.dtype)
 
 
 def count_clients(value: Any, type_spec: tff.Type) -> int | None:

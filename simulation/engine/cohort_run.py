@@ -37,9 +37,12 @@ def split_cohort(clients: range, group_size: int) -> list[range]:
 
 
 def describe_error(error: Exception) -> str:
-    """Returns an error's kind and the first line of its message."""
-    message = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {message[0] if message else ''}"
+    """Returns an error's kind and the line of its message that says most."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    # TensorFlow begins with where in the graph, and ends with what.
+    if lines and lines[0].startswith(("Graph execution error", "Detected at node")):
+        lines = [s for s in lines[::-1] if s and not s.startswith("[[")]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 class Workers:

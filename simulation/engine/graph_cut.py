@@ -18,6 +18,11 @@ def cut(
     needed, content = {op.name for op in list_ops(fetches, feeds)}, graph.as_graph_def()
     part = tf.compat.v1.GraphDef(versions=content.versions, library=content.library)
     part.node.extend(node for node in content.node if node.name in needed)
+    for node in part.node:
+        kept = [s for s in node.input if not s.startswith("^") or s[1:] in needed]
+        if len(kept) < len(node.input):
+            del node.input[:]
+            node.input.extend(kept)
     used = {source for node in part.node for source in node.input}
     names = [tensor.name for tensor in feeds]
     # What is fed has no node here: the map alone says what it is.
@@ -49,7 +54,10 @@ def wrap(
 def list_ops(
     fetches: Sequence[tf.Tensor], feeds: Sequence[tf.Tensor]
 ) -> list[tf.Operation]:
-    """Returns the ops that compute `fetches` from `feeds`."""
+    """Returns the ops that compute `fetches` from `feeds`.
+
+    To wait for an op whose output is fed is to wait for nothing.
+    """
     known = {tensor.ref() for tensor in feeds}
     found: dict[str, tf.Operation] = {}
     pending = [tensor.op for tensor in fetches if tensor.ref() not in known]
@@ -58,7 +66,11 @@ def list_ops(
         if op.name not in found:
             found[op.name] = op
             pending += [s.op for s in op.inputs if s.ref() not in known]
-            pending += op.control_inputs
+            pending += [
+                source
+                for source in op.control_inputs
+                if not any(output.ref() in known for output in source.outputs)
+            ]
     return list(found.values())
 
 

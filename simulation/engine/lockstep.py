@@ -9,6 +9,7 @@ the stack of one.
 """
 
 import collections
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from simulation.engine import graph_cut
 from simulation.engine.graph_cut import Flat
@@ -73,25 +75,52 @@ class Lockstep:
     num_stacked: int
     group_size: int
 
-    def run(self, clients: Sequence[Flat]) -> list[Flat]:
-        """Returns the outputs of each client from its inputs."""
-        prepared = [self.before(*inputs) for inputs in clients]
+    def run(self, clients: Sequence[Flat]) -> list[Flat | None]:
+        """Returns the outputs of each client from its inputs.
+
+        None stands for a client that must be run alone: what came before failed, its
+        stack failed, or its results are not finite. XLA does not say which number was
+        wrong, and may go on where TensorFlow raises an error.
+        """
+        outputs: list[Flat | None] = [None for _ in clients]
+        prepared: dict[int, Flat] = {}
         alike: dict[Any, list[int]] = collections.defaultdict(list)
-        for index, tensors in enumerate(prepared):
-            alike[tuple(t.shape for t in tensors[: self.num_stacked])].append(index)
-        outputs: list[Flat] = [[] for _ in clients]
+        for index, inputs in enumerate(clients):
+            # The client's own run will raise it again.
+            with contextlib.suppress(Exception):
+                tensors = prepared[index] = self.before(*inputs)
+                alike[tuple(t.shape for t in tensors[: self.num_stacked])].append(index)
         for indices in alike.values():
             for stack in _split_stack(indices):
-                columns = zip(*(prepared[index] for index in stack), strict=True)
-                stacked = [tf.concat(c, 0) for c in list(columns)[: self.num_stacked]]
-                results = [
-                    tf.split(result, len(stack)) for result in self.together(*stacked)
-                ]
-                for position, index in enumerate(stack):
-                    crossing = prepared[index][self.num_stacked :]
-                    trained = [result[position] for result in results]
-                    outputs[index] = self.after(*clients[index], *trained, *crossing)
+                trained = self._train([prepared[index] for index in stack])
+                for index, results in zip(stack, trained, strict=True):
+                    if results is not None:
+                        crossing = prepared[index][self.num_stacked :]
+                        outputs[index] = self.after(
+                            *clients[index], *results, *crossing
+                        )
         return outputs
+
+    def _train(self, prepared: Sequence[Flat]) -> list[Flat | None]:
+        """Returns each client's results of the call, None for those to be run alone."""
+        size = len(prepared)
+        columns = [list(column) for column in zip(*prepared, strict=True)]
+        stacked = [tf.concat(column, 0) for column in columns[: self.num_stacked]]
+        try:
+            results = self.together(*stacked)
+        except tf.errors.OpError as error:
+            logging.warning("%d clients run one by one: %s", size, error.message[:300])
+            return [None] * size
+        finite = np.ones([size], bool)
+        for result in results:
+            if result.dtype.is_floating:
+                flat = tf.reshape(tf.math.is_finite(result), [size, -1])
+                finite &= tf.reduce_all(flat, axis=1).numpy()
+        split = [tf.split(result, size) for result in results]
+        return [
+            [column[position] for column in split] if finite[position] else None
+            for position in range(size)
+        ]
 
 
 def _split_stack(indices: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -132,6 +132,8 @@ class RayCluster:
         self._starting: dict[int, tuple[Any, Any]] = {}
         self._nodes: set[str] = set()
         if self._owns_ray:
+            if address is not None:
+                check_listening(address)
             self._start(address)
         self._remote = self._ray.remote(_Worker)
         self._look_for_nodes()
@@ -254,7 +256,6 @@ class RayCluster:
                 "py_modules": modules,
             }
             options = {"address": address}
-            check_listening(address)
         try:
             with _keep_signals():
                 self._ray.init(

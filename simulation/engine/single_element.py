@@ -38,7 +38,9 @@ def open_sequences(
         else:
             opened.add(index)
             feeds.extend(reader.outputs)
-    if not opened:
+    needed = graph_cut.list_ops(outputs, feeds)
+    # Something waits for the data set itself: it must be there.
+    if not opened or any(inputs[index].op in needed for index in opened):
         return function, frozenset()
     return graph_cut.wrap(graph_cut.cut(graph, feeds, outputs), feeds), frozenset(
         opened

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from absl import logging
 
 from simulation.engine import graph_import, local_evaluation, single_element
 from simulation.engine.graph_cut import Flat
@@ -86,24 +85,6 @@ class Stage:
         """
         return _split(self._functions[slot](*self._flatten(values)), self._sizes)
 
-    def _run_one(self, flat: Flat, slot: int) -> Flat | Exception:
-        """Runs a client alone."""
-
-        def run() -> Flat:
-            return self._functions[slot](*flat)
-
-        return _attempt(run)
-
-    def _read(self, read: Callable[[], Sequence[Flat]]) -> Flat | Exception:
-        """Returns what the functions take of a client."""
-        return _attempt(lambda: self._flatten(read()))
-
-    def _flatten(self, values: Sequence[Flat]) -> Flat:
-        """Returns what the functions take."""
-        return single_element.flatten_inputs(
-            _join(values), self._leaf_types, self._opened
-        )
-
     def run_clients(
         self, readers: Sequence[Callable[[], Sequence[Flat]]], *, slot: int
     ) -> list[list[Flat] | Exception]:
@@ -114,36 +95,45 @@ class Stage:
             slot: Which of the calls that may overlap this one is.
         """
         inputs = [self._read(read) for read in readers]
-        found = self._run_lockstep(inputs, slot)
-        if found is None:
-            found = [
-                flat if isinstance(flat, Exception) else self._run_one(flat, slot)
-                for flat in inputs
-            ]
-        return [
-            flat if isinstance(flat, Exception) else _split(flat, self._sizes)
-            for flat in found
-        ]
-
-    def _run_lockstep(
-        self, inputs: Sequence[Flat | Exception], slot: int
-    ) -> list[Flat | Exception] | None:
-        """Runs clients together, or returns None: where it fails, or cannot be done.
-
-        Then the clients' own runs tell whose fault it is.
-        """
         lockstep = self._lockstep[slot]
-        good = {n: f for n, f in enumerate(inputs) if not isinstance(f, Exception)}
-        if lockstep is None or not good:
-            return None
-        together = _attempt(lambda: lockstep.run(list(good.values())))
-        if isinstance(together, Exception):
-            logging.warning("clients run one by one: %s", _get_first_line(together))
-            return None
-        found = list(inputs)
-        for index, flat in zip(good, together, strict=True):
-            found[index] = flat
+        together: dict[int, Flat | None] = {}
+        if lockstep is not None:
+            good = {n: f for n, f in enumerate(inputs) if not isinstance(f, Exception)}
+            outputs = lockstep.run(list(good.values()))
+            together = dict(zip(good, outputs, strict=True))
+        found: list[list[Flat] | Exception] = []
+        for number, flat in enumerate(inputs):
+            result: Flat | Exception | None = together.get(number)
+            if result is None and not isinstance(flat, Exception):
+                result = self._run_one(flat, slot)
+            elif result is None:
+                result = flat
+            if not isinstance(result, Exception):
+                result = _split(result, self._sizes)
+            found.append(result)
         return found
+
+    def _flatten(self, values: Sequence[Flat]) -> Flat:
+        """Returns what the functions take."""
+        return single_element.flatten_inputs(
+            _join(values), self._leaf_types, self._opened
+        )
+
+    def _read(self, read: Callable[[], Sequence[Flat]]) -> Flat | Exception:
+        """Returns what the functions take of a client."""
+
+        def flatten() -> Flat:
+            return self._flatten(read())
+
+        return _attempt(flatten)
+
+    def _run_one(self, flat: Flat, slot: int) -> Flat | Exception:
+        """Runs a client alone."""
+
+        def run() -> Flat:
+            return self._functions[slot](*flat)
+
+        return _attempt(run)
 
     def _trace(self, device: str | None) -> Callable[..., Flat]:
         copy = uuid.uuid4().hex
@@ -210,10 +200,8 @@ def _attempt(run: Callable[[], T]) -> T | Exception:
         return run()
     except Exception as error:
         return error
-
-
-def _get_first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")[:300]
+    except SystemExit as error:
+        return RuntimeError(f"it asked to exit with {error.code!r}")
 
 
 def _join(values: Sequence[Flat]) -> Flat:

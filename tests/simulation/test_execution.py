@@ -5,8 +5,10 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import psutil
 import pytest
+import tensorflow_federated as tff
 
 from simulation import execution
 
@@ -78,3 +80,56 @@ def test_a_gpu_that_is_not_there_is_refused(engine):
 def test_a_device_of_no_kind_is_refused():
     with pytest.raises(ValueError, match="`device` must be"):
         execution.set_execution_context(device="tpu")
+
+
+@tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+def add(values):
+    return tff.federated_sum(values)
+
+
+def get_current():
+    return tff.framework.get_context_stack().current
+
+
+class TestBlocks:
+    @pytest.fixture(autouse=True)
+    def leave_the_context(self):
+        yield
+        execution.set_execution_context()
+
+    def test_the_former_context_comes_back_and_works(self):
+        execution.set_execution_context()
+        before = get_current()
+        with execution.use_execution_context(max_concurrent_clients=1) as outer:
+            assert get_current() is not before
+            assert outer.engine is execution.Engine.LOCAL
+            with execution.use_execution_context():
+                assert add([1, 2]) == 3
+                # One that is set inside ends with the block.
+                execution.set_execution_context(max_concurrent_clients=3)
+                assert add([1, 2]) == 3
+            assert get_current() is outer._context
+            assert add([1, 2]) == 3
+        assert get_current() is before
+        assert add([1, 2]) == 3
+
+    def test_an_engine_that_does_not_start_leaves_the_one_in_use(self):
+        execution.set_execution_context()
+        before = get_current()
+        with pytest.raises(execution.EngineError):
+            execution.set_execution_context(device="gpu:9")
+        with pytest.raises(execution.EngineError, match="no Ray cluster answers"):
+            execution.set_execution_context(
+                execution.Engine.RAY, ray_address="127.0.0.1:1"
+            )
+        with (
+            pytest.raises(execution.EngineError),
+            execution.use_execution_context(device="gpu:9"),
+        ):
+            pass
+        assert get_current() is before
+        assert add([1, 2]) == 3
+
+    def test_an_address_without_ray_is_refused(self):
+        with pytest.raises(ValueError, match="`ray_address` must be None without"):
+            execution.set_execution_context(ray_address="127.0.0.1:1")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from distributed_dp import DDGaussFactory, accounting
@@ -62,26 +61,9 @@ def test_the_noise_is_the_same_whoever_fails(process, failing):
         execution.ClientValue(Loader(failing), number) for number in range(JOINED)
     ]
     drop = execution.ClientFailure.DROP
-    with execution.set_execution_context(client_failure=drop) as engine:
+    with execution.use_execution_context(client_failure=drop) as engine:
         output = process.next(process.initialize(), values)
         assert {failure.client_index for failure in engine.failures} == failing
     noise = np.std(output.result) * JOINED
     # Five standard errors are 6 %; without the server's part, half or all is missing.
     assert noise == pytest.approx(central_stddev, rel=0.06)
-
-
-def test_the_former_context_comes_back():
-    before = tff.framework.get_context_stack().current
-    with execution.set_execution_context(max_concurrent_clients=1) as engine:
-        inside = tff.framework.get_context_stack().current
-        assert inside is not before
-        assert engine.engine is execution.Engine.LOCAL
-    assert tff.framework.get_context_stack().current is before
-    with execution.set_execution_context() as first:
-        execution.set_execution_context()
-        latest = tff.framework.get_context_stack().current
-        first.close()
-        # It was replaced before: nothing to end.
-        assert tff.framework.get_context_stack().current is latest
-    assert tff.framework.get_context_stack().current is latest
-    assert tff.tensorflow.computation(lambda: tf.constant(3))() == 3
