@@ -22,6 +22,7 @@ from simulation.engine.context import ClientFailure, EngineContext
 from simulation.engine.errors import EngineError
 from simulation.engine.local_context import LocalContext
 from simulation.engine.local_evaluation import UnsupportedError
+from simulation.engine.ray_context import RayContext
 from simulation.engine.tff_worker import WorkerExecutorFactory, build_worker_context
 
 __all__ = [
@@ -121,7 +122,9 @@ def set_execution_context(
             f"`ray_address` must be None without the ray engine. Found {ray_address!r}."
         )
     # One cluster's CPUs do not hold two engines' workers.
-    if engine is Engine.RAY and _is_ray(tff.framework.get_context_stack().current):
+    if engine is Engine.RAY and isinstance(
+        tff.framework.get_context_stack().current, RayContext
+    ):
         _end_current()
     if engine is Engine.TFF:
         started = _start_tff(device, max_concurrent_clients, client_failure)
@@ -159,7 +162,7 @@ def use_execution_context(
     """
     global _close
     before, close_before = tff.framework.get_context_stack().current, _close
-    if engine is Engine.RAY and _is_ray(before):
+    if engine is Engine.RAY and isinstance(before, RayContext):
         raise EngineError("a Ray engine cannot be used inside another one")
     _close = _do_nothing
     try:
@@ -207,9 +210,6 @@ def _start_ray(
             f"CPUs: `max_concurrent_clients` must be None. "
             f"Found {max_concurrent_clients!r}."
         )
-    # Imported here: Ray is an optional package.
-    from simulation.engine.ray_context import RayContext
-
     context = RayContext(address=address, device=device, client_failure=client_failure)
     cluster = context.cluster
     place = (
@@ -234,11 +234,6 @@ def _start_tff(
     factory = WorkerExecutorFactory(max_concurrent_clients or cores + 1)
     place = f"CPU, {cores} cores (TFF {tff.__version__} helper process)"
     return build_worker_context(factory), place, factory.close
-
-
-def _is_ray(context: Any) -> bool:
-    # Without importing what needs Ray.
-    return type(context).__name__ == "RayContext"
 
 
 def _end_current() -> None:

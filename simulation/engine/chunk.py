@@ -54,10 +54,11 @@ class ChunkInputs:
     """What one chunk is given.
 
     Attributes:
-        clients: For each client, by position, its packed value or how to make it.
+        groups: The clients in groups whose work may be one call: for each client, by
+            position, its packed value or how to make it.
     """
 
-    clients: Sequence[Mapping[int, Any]]
+    groups: Sequence[Sequence[Mapping[int, Any]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,18 +184,22 @@ def _run_chunk(
     slot: int,
 ) -> ChunkResult:
     pass_plan, client_pass = current
-    own = chunk.clients[0] if chunk.clients else {}
+    clients = [client for group in chunk.groups for client in group]
+    own = clients[0] if clients else {}
     inputs = dataclasses.replace(
         given,
-        num_clients=len(chunk.clients),
+        num_clients=len(clients),
         readers={
-            position: _ChunkReader(position, pass_plan, loaders, chunk)
+            position: _ChunkReader(position, pass_plan, loaders, clients)
             for position in own
         },
     )
-    result = client_pass.begin(inputs, len(chunk.clients))
+    result = client_pass.begin(inputs, len(clients))
     failures = {}
-    for group in client_pass.split_cohort(range(len(chunk.clients))):
+    start = 0
+    for members in chunk.groups:
+        group = range(start, start + len(members))
+        start = group.stop
         outputs = client_pass.run_clients(group, inputs, slot)
         for position, output in zip(group, outputs, strict=True):
             if isinstance(output, Exception):
@@ -219,14 +224,14 @@ class _ChunkReader:
         position: int,
         pass_plan: PassPlan,
         loaders: Sequence[Callable[[Any], Any]],
-        chunk: ChunkInputs,
+        clients: Sequence[Mapping[int, Any]],
     ) -> None:
-        self._position, self._loaders, self._chunk = position, loaders, chunk
+        self._position, self._loaders, self._clients = position, loaders, clients
         self._type_spec = pass_plan.inputs[position].type_spec
 
     def read(self, index: int) -> Flat:
         """Returns one client's value."""
-        packed = self._chunk.clients[index][self._position]
+        packed = self._clients[index][self._position]
         if not isinstance(packed, Made):
             return portable.unpack(packed)
         value = self._loaders[packed.loader](packed.key)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 from absl import logging
 
 from simulation.engine import graph_cut
@@ -172,6 +173,11 @@ def find_lockstep(
         num_stacked=len(stacked),
         group_size=group_size,
     )
+
+
+def may_hold_call(computation: tff.framework.CompiledComputation) -> bool:
+    """Whether a client's computation may call a function of stacked clients."""
+    return _NAME.encode() in computation.proto.tensorflow.graph_def.value
 
 
 def _is_call(op: tf.Operation) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import os
 import pathlib
+import pickle
 import signal
 import socket
 import threading
@@ -160,8 +161,13 @@ class RayCluster:
         return f"{gpus} GPUs" if gpus else "CPU"
 
     def put(self, value: Any) -> Any:
-        """Returns a reference to a value, which each node fetches once."""
-        return self._ray.put(value)
+        """Returns a reference to a value, which each node fetches once.
+
+        Raises:
+            EngineError: If the value cannot be sent.
+        """
+        with _sending():
+            return self._ray.put(value)
 
     def run_chunks(
         self, shipment: Shipment, chunks: Iterator[ChunkInputs]
@@ -333,13 +339,14 @@ class RayCluster:
 
     def _send(self, worker: int, shipment: Shipment, chunk: ChunkInputs) -> Any:
         # References in a list stay references: the worker fetches what it lacks.
-        return self._workers[worker].run.remote(
-            [shipment.computation],
-            shipment.level,
-            [shipment.shared],
-            list(shipment.loaders),
-            chunk,
-        )
+        with _sending():
+            return self._workers[worker].run.remote(
+                [shipment.computation],
+                shipment.level,
+                [shipment.shared],
+                list(shipment.loaders),
+                chunk,
+            )
 
     def _take(self, reference: Any, worker: int) -> ChunkResult | Exception:
         """Returns a chunk's result, or why it is lost."""
@@ -380,6 +387,18 @@ class RayCluster:
         except self._ray.exceptions.RayError:
             return False
         return True
+
+
+@contextlib.contextmanager
+def _sending() -> Iterator[None]:
+    """Says what cannot be sent: clients' values, keys and loaders are pickled."""
+    try:
+        yield
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise EngineError(
+            f"what clients are given cannot be sent to Ray's workers: {reason}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -6,17 +6,26 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from simulation.engine import portable
+from simulation.engine import lockstep, portable
 from simulation.engine.chunk import ChunkInputs, ChunkResult, Made, SharedInputs
-from simulation.engine.client_pass import PassInputs, PassResult, Reader, Watch
+from simulation.engine.client_pass import (
+    ClientPass,
+    PassInputs,
+    PassResult,
+    Reader,
+    Watch,
+)
 from simulation.engine.cohort_run import ClientError, describe_error, split_cohort
 from simulation.engine.context import ClientFailure, EngineContext, WatchedRunner
+from simulation.engine.pass_plan import PassPlan
+from simulation.engine.plan import Node, walk
 from simulation.engine.program import Program
 from simulation.engine.ray_cluster import RayCluster, Shipment
 from simulation.engine.stage import Combination
 
-# A cohort is split in as many chunks whatever the cluster: the order of summation, and
-# with it the last bits of sums of floats, follow from the number of clients alone.
+# A cohort is split in so many chunks at most, whatever the cluster: the order of
+# summation, and with it the last bits of sums of floats, follow from the number of
+# clients alone.
 _NUM_CHUNKS = 32
 _KEPT_LOADERS = 8
 
@@ -24,9 +33,10 @@ _KEPT_LOADERS = 8
 class RayContext(EngineContext):
     """Runs TFF computations, the clients' work on a Ray cluster.
 
-    Guarantees: if the clients' randomness comes from seeds in their data, the result
-    depends neither on the cluster, nor on timing, nor on lost workers; sums of integers
-    are those of the local engine, bit for bit.
+    Guarantees: if the clients' randomness comes from seeds in their data, and all
+    machines compute alike, the result depends neither on the cluster, nor on timing,
+    nor on lost workers. Clients' values are those of the local engine, and sums of
+    integers too, bit for bit; sums of floats are added in another order.
     """
 
     def __init__(
@@ -73,21 +83,25 @@ class RayContext(EngineContext):
         """Returns what runs the passes of a compiled computation."""
         proto = tff.framework.serialize_computation(compiled)
         computation = uuid.uuid4().hex, self.cluster.put(proto)
+        passes = {n: p for n, p in enumerate(program.passes) if p is not None}
         merges = {
             level: Combination(current.aggregates, device=self._device, merges=True)
-            for level, current in enumerate(program.passes)
-            if current is not None and current.aggregates
+            for level, current in passes.items()
+            if current.aggregates
+        }
+        group_sizes = {
+            level: _find_group_size(current, self._device)
+            for level, current in passes.items()
         }
 
         def run_pass(level: int, given: PassInputs, watch: Watch) -> PassResult:
-            current = program.passes[level]
-            assert current is not None
             kept: list[list[Any]] = [
-                [None] * given.num_clients for _ in current.targets
+                [None] * given.num_clients for _ in passes[level].targets
             ]
             result = PassResult(totals=list(given.zeros), kept=kept)
             merge = merges.get(level)
-            for chunk in self._run_chunks(computation, level, given, watch):
+            chunks = _split_chunks(given.num_clients, group_sizes[level])
+            for chunk in self._run_chunks(computation, level, chunks, given, watch):
                 _take_chunk(result, chunk, merge)
             return result
 
@@ -97,13 +111,12 @@ class RayContext(EngineContext):
         self,
         computation: tuple[str, Any],
         level: int,
+        chunks: Sequence["_Chunk"],
         given: PassInputs,
         watch: Watch,
     ) -> Iterator["_Chunk"]:
         """Runs a pass on the cluster, chunk by chunk, in order."""
         total = given.num_clients
-        size = max(1, -(-total // _NUM_CHUNKS))
-        chunks = [_Chunk(group) for group in split_cohort(range(total), size)]
         loaders = _list_loaders(given)
         shared = SharedInputs(
             values={p: portable.pack(value) for p, value in given.shared.items()},
@@ -124,7 +137,7 @@ class RayContext(EngineContext):
                 watch.on_failure(ClientError(index, total, reason))
             yield chunk
             if watch.on_done is not None:
-                watch.on_done(chunk.group.stop, total)
+                watch.on_done(chunk.stop, total)
 
     def _ship_loader(self, loader: Callable[[Any], Any]) -> tuple[str, Any]:
         """Returns the name and the reference of a loader, sent at its first use."""
@@ -140,12 +153,12 @@ class _Chunk:
     """A part of the cohort on its way.
 
     Attributes:
-        group: The clients.
+        groups: The clients, in the groups whose work may be one call.
         result: What came back.
     """
 
-    def __init__(self, group: range) -> None:
-        self.group = group
+    def __init__(self, groups: Sequence[range]) -> None:
+        self.groups = groups
         self.result: ChunkResult | None = None
         self._sent: list[int] = []
         self._failures: dict[int, str] = {}
@@ -154,21 +167,33 @@ class _Chunk:
         self, given: PassInputs, loaders: Sequence[Callable[[Any], Any]]
     ) -> ChunkInputs:
         """Returns what is sent. A client whose value cannot be has failed."""
-        clients = []
-        for index in self.group:
-            try:
-                clients.append(
-                    {
+        groups = []
+        for group in self.groups:
+            clients = []
+            for index in group:
+                try:
+                    packed = {
                         position: _pack_client(reader, index, loaders)
                         for position, reader in given.readers.items()
                     }
-                )
-            # Whatever it is, it is about this client.
-            except Exception as error:
-                self._failures[index] = describe_error(error)
-            else:
-                self._sent.append(index)
-        return ChunkInputs(clients=clients)
+                # Whatever it is, it is about this client.
+                except Exception as error:
+                    self._failures[index] = describe_error(error)
+                else:
+                    self._sent.append(index)
+                    clients.append(packed)
+            groups.append(clients)
+        return ChunkInputs(groups=groups)
+
+    @property
+    def start(self) -> int:
+        """The first client."""
+        return self.groups[0].start
+
+    @property
+    def stop(self) -> int:
+        """The client after the last."""
+        return self.groups[-1].stop
 
     def list_failures(self) -> list[tuple[int, str]]:
         """Returns the clients that failed, and why."""
@@ -181,13 +206,39 @@ class _Chunk:
         return list(zip(self._sent, column, strict=True))
 
 
+def _find_group_size(current: PassPlan, device: str | None) -> int:
+    """Returns how many clients' work may be one call, as the local engine does it."""
+    if not any(map(_may_stack, current.outputs)):
+        return 1
+    return ClientPass(current, slots=[device]).stage.group_size
+
+
+def _may_stack(output: Node) -> bool:
+    computed, _ = walk([output], lambda _: False)
+    return any(
+        isinstance(node.payload, tff.framework.CompiledComputation)
+        and lockstep.may_hold_call(node.payload)
+        for node in computed
+    )
+
+
+def _split_chunks(num_clients: int, group_size: int) -> list["_Chunk"]:
+    """Returns the cohort in chunks of whole groups: the local engine's own groups."""
+    groups = split_cohort(range(num_clients), group_size)
+    size = max(1, -(-len(groups) // _NUM_CHUNKS))
+    return [
+        _Chunk([groups[number] for number in numbers])
+        for numbers in split_cohort(range(len(groups)), size)
+    ]
+
+
 def _take_chunk(result: PassResult, chunk: _Chunk, merge: Combination | None) -> None:
     """Takes a chunk into a pass's result."""
     found = chunk.result
     assert found is not None
     totals = [portable.unpack(total) for total in found.totals]
     if merge is not None:
-        is_first = chunk.group.start == 0
+        is_first = chunk.start == 0
         result.totals[:] = totals if is_first else merge.combine(result.totals, totals)
     for column, values in zip(result.kept, found.kept, strict=True):
         for index, value in chunk.list_kept(values):

@@ -428,6 +428,38 @@ class TestEnding:
             assert "Traceback" not in error
             assert (folder / "checkpoints" / f"round_{rounds}").is_dir()
 
+    def test_a_terminals_ctrl_c_ends_a_run_on_ray_with_all_its_processes(
+        self, tmp_path
+    ):
+        folder = tmp_path / "run"
+        running = subprocess.Popen(
+            [
+                *COMMAND,
+                *TINY,
+                "--total_rounds=500",
+                "--engine=ray",
+                f"--output_root={tmp_path}",
+                "--experiment=run",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        wait_for_rows(folder, 2, running)
+        children = find_descendants(running.pid)
+        assert children
+        # To the whole group, Ray's processes included, as a terminal does it.
+        os.killpg(running.pid, signal.SIGINT)
+        _, error = running.communicate(timeout=60)
+        assert running.returncode == 128 + signal.SIGINT, error
+        rounds = len(read_rows(folder))
+        last = error.strip().splitlines()[-1]
+        assert f"ended by SIGINT: round {rounds} of 500 is saved" in last
+        assert "Traceback" not in error
+        assert are_gone(children)
+
     def test_a_defect_leaves_no_process_and_a_traceback(self, tmp_path):
         program = (
             "import sys\n"

@@ -8,9 +8,10 @@ import textwrap
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation import client_training, learning
+from simulation import client_training, execution, learning
 from simulation.engine import local_context, lockstep
 from simulation.model import build_logistic_regression, build_mlp
 from tests.simulation import toys
@@ -114,6 +115,17 @@ def context():
     context.close()
 
 
+def build_map(work) -> tff.Computation:
+    """Returns the computation that maps clients' work over clients' values."""
+    values_type = tff.FederatedType(work.type_signature.parameter, tff.CLIENTS)
+
+    @tff.federated_computation(values_type)
+    def run(values):
+        return tff.federated_map(work, values)
+
+    return run
+
+
 def list_lockstep(context) -> list[lockstep.Lockstep | None]:
     return [
         current.stage._lockstep[0]
@@ -171,8 +183,10 @@ class TestLockstep:
     # Whole and broken batches, one example, none, and more clients than a group holds.
     SIZES = (8, 3, 1, 0, 17, 4, 6) * 6
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize(
+        ("name", "optimizer"),
+        [("logistic_regression", "momentum"), ("mlp", "sgd"), ("mlp", "adam")],
+    )
     def test_a_stack_trains_as_the_clients_do_one_by_one(
         self, context, name, optimizer, rng
     ):
@@ -213,6 +227,105 @@ class TestLockstep:
         for index, together in enumerate(train(data)):
             total = sum(update[index] for update in apart)
             np.testing.assert_allclose(together, total, rtol=1e-4, atol=1e-6)
+
+    def build_runs(self, context, data) -> list:
+        """Returns what a round raises, or its weights and metrics: stacked, alone."""
+        results = []
+        for stackable in (True, False):
+            model = dataclasses.replace(MODELS["mlp"], stackable=stackable)
+            process = build_process(model, OPTIMIZERS["sgd"])
+            try:
+                output = process.next(process.initialize(), data)
+            except execution.ClientError as error:
+                results.append(error)
+            else:
+                weights = output.state.global_model_weights.trainable
+                results.append((weights, output.metrics["client_work"]))
+        assert [cut is None for cut in list_lockstep(context)] == [False, True]
+        return results
+
+    def test_a_label_that_does_not_exist_is_an_error_of_its_client(self, context, rng):
+        data = draw_data((4, 4, 4), rng)
+        data[1][0]["examples"]["y"][2] = NUM_CLASSES
+        together, alone = self.build_runs(context, data)
+        assert str(together) == str(alone)
+        assert together.client_index == alone.client_index == 1
+        assert "label value" in str(together)
+
+    def test_a_failing_client_of_a_stack_is_dropped_alone(self, context, rng):
+        context._client_failure = execution.ClientFailure.DROP
+        data = draw_data((4, 4, 4), rng)
+        data[1][0]["examples"]["y"][2] = NUM_CLASSES
+        (weights, metrics), (expected, _) = self.build_runs(context, data)
+        assert metrics["num_examples"] == 3 * 8
+        for one, two in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+    def test_a_client_with_nan_spoils_no_other_and_is_as_if_alone(self, context, rng):
+        data = draw_data((4, 4, 4), rng)
+        data[1][0]["examples"]["x"][0] = np.nan
+        (_, together), (_, alone) = self.build_runs(context, data)
+        for name in alone:
+            np.testing.assert_equal(together[name], alone[name], err_msg=name)
+        assert np.isnan(together["loss"])
+
+    def test_shapes_that_no_padding_made_alike_train_too(self, context, rng):
+        data = []
+        for size in (3, 0, 5):
+            batches = client_training.draw_batches(
+                size, batch_size=2, num_epochs=1, rng=rng
+            )
+            x = rng.normal(size=[size, *SHAPE]).astype(np.float32)
+            examples = {"x": x, "y": np.zeros(size, np.int32)}
+            seed = np.zeros(2, np.int32)
+            seeds = dict(noise_seed=seed, training_seed=seed, num_joined=3)
+            data.append(learning.build_client_data(examples, batches, **seeds))
+        (weights, metrics), (expected, _) = self.build_runs(context, data)
+        assert metrics["num_examples"] == 8
+        for one, two in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+    def test_stacked_clients_draw_entropy_of_their_own(self, context, rng):
+        @tff.tensorflow.computation(tff.TensorType(np.float32, [3]))
+        def work(x):
+            before = tf.random.uniform([2])
+            [doubled] = lockstep.call_stacked(
+                lambda x, y: [2 * x + y[:, :1]], [x, before]
+            )
+            # The draw of before is needed on both sides of the call.
+            return doubled - before[0], before, tf.random.uniform([2])
+
+        @tff.federated_computation(
+            tff.FederatedType(work.type_signature.parameter, tff.CLIENTS)
+        )
+        def run(values):
+            return tff.federated_map(work, values)
+
+        values = [np.full(3, index, np.float32) for index in range(20)]
+        results = [*run(values), *run(values)]
+        assert list_lockstep(context)[0] is not None
+        draws = set()
+        for index, (doubled, before, after) in enumerate(results):
+            np.testing.assert_allclose(doubled, 2.0 * (index % 20), atol=1e-5)
+            draws |= {float(draw) for draw in (*before, *after)}
+        assert len(draws) == 4 * len(results)
+
+    def test_what_waits_for_the_call_or_the_data_is_cut_too(self, context):
+        @tff.tensorflow.computation(tff.SequenceType(np.float32))
+        def work(data):
+            x = data.get_single_element()
+            [doubled] = lockstep.call_stacked(lambda x: [2 * x], [x])
+            with tf.control_dependencies([x, doubled]):
+                return tf.constant(1.0) + doubled
+
+        @tff.federated_computation(
+            tff.FederatedType(work.type_signature.parameter, tff.CLIENTS)
+        )
+        def run(values):
+            return tff.federated_map(work, values)
+
+        assert list(run([[1.0], [2.0], [5.0]])) == [3.0, 5.0, 11.0]
+        assert list_lockstep(context)[0] is not None
 
     def test_a_model_with_large_stacks_is_trained_one_by_one(self, context, rng):
         model = build_mlp(SHAPE, NUM_CLASSES, hidden_sizes=[2000, 3000])

@@ -6,6 +6,7 @@ import pathlib
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -14,7 +15,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation import execution
+from distributed_dp import DDGaussFactory, accounting
+from simulation import execution, learning
 from simulation.engine import chunk, plan, portable, ray_cluster
 from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError
@@ -23,6 +25,7 @@ from simulation.engine.errors import EngineError
 from simulation.engine.local_context import LocalContext
 from simulation.engine.ray_context import RayContext
 from simulation.engine.single_element import Element
+from tests.simulation import test_client_training as client_tests
 from tests.simulation.engine import zoo
 from tests.simulation.engine.test_contract import list_leaves
 
@@ -174,6 +177,30 @@ class TestSpreading:
         assert list(add_up([])) == [0.0, 0, 0]
 
 
+def test_stacks_are_those_of_the_local_engine(contexts, rng):
+    # Trained weights are rounded to integers: one other bit would show.
+    factory = zoo.build_ours(
+        DDGaussFactory, accounting.Mechanism.DDGAUSS, padded_dim=40
+    )
+    process = learning.build_federated_averaging(
+        client_tests.MODELS["logistic_regression"],
+        factory,
+        client_optimizer=client_tests.OPTIMIZERS["momentum"],
+        server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
+        initial_weights=client_tests.MODELS["logistic_regression"].initialize(rng),
+    )
+    data = client_tests.draw_data((8, 3, 1, 0, 17, 4, 6) * 8, rng)
+    weights = []
+    for context in contexts.values():
+        tff.framework.set_default_context(context)
+        state = process.initialize()
+        for _ in range(2):
+            state = process.next(state, data).state
+        weights.append(state.global_model_weights.trainable)
+    for one, two in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 class TestFailures:
     def test_a_killed_worker_changes_nothing(self, context, tmp_path):
         (tmp_path / "whole").mkdir()
@@ -190,6 +217,13 @@ class TestFailures:
         with pytest.raises(EngineError, match="was lost 4 times.*out of memory"):
             add_up(values)
         assert add_up([1.0])[1] == 1
+
+    def test_what_cannot_be_sent_is_named(self, context):
+        lock = threading.Lock()
+        with pytest.raises(EngineError, match="cannot be sent to Ray's workers.*lock"):
+            add_up([ClientValue(np.float32, lock)])
+        with pytest.raises(EngineError, match="cannot be sent.*Could not serialize"):
+            add_up([ClientValue(lambda key: lock, 1)])
 
     def test_the_client_is_named(self, context):
         values = [1.0 + index for index in range(NUM_CLIENTS)]
@@ -239,7 +273,11 @@ def test_a_worker_fetches_what_it_lacks_once():
             fetch("shared", shared),
             [fetch("loader", lambda key: np.float32(key + 1))],
             chunk.ChunkInputs(
-                clients=[{0: [np.float32(value)]}, {0: chunk.Made(loader=0, key=value)}]
+                groups=[
+                    [{0: [np.float32(value)]}],
+                    [],
+                    [{0: chunk.Made(loader=0, key=value)}],
+                ]
             ),
         ).totals
         assert (count, total) == (2, 2 * value + 1)

@@ -186,7 +186,9 @@ def run_ours(factory: Any) -> Any:
     return output, process.next(output.state, values[1:])
 
 
-def build_ours(kind: type, mechanism: accounting.Mechanism | None) -> Any:
+def build_ours(
+    kind: type, mechanism: accounting.Mechanism | None, *, padded_dim: int = 8
+) -> Any:
     scheme = accounting.CohortScheme(accounting.Sampling.POISSON, 60, 6)
     seeds: dict[str, Any] = {"noise_seeds": NoiseSeeds.CARRIED}
     if mechanism is None:
@@ -199,7 +201,7 @@ def build_ours(kind: type, mechanism: accounting.Mechanism | None) -> Any:
         delta=1e-3,
         num_rounds=2,
         l2_clip=1.0,
-        **({**grid, "padded_dim": 8} if grid else {}),
+        **({**grid, "padded_dim": padded_dim} if grid else {}),
     )
     if grid:
         seeds["rotation_seed"] = (1, 2)
