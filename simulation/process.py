@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import ctypes
 import importlib
 import os
 import pathlib
@@ -34,10 +35,16 @@ _IMPORT_NOISE = re.compile(
 )
 _HELP_FLAGS = frozenset({"help", "helpshort", "helpfull", "helpxml", "only_check_args"})
 
+# How deep the trees of processes are that end_children ends.
+_GENERATIONS = 4
+# From <linux/prctl.h>.
+_SET_CHILD_SUBREAPER = 36
+
 _children: list[subprocess.Popen[bytes]] = []
 _at_end: list[Callable[[], None]] = []
 _defer_signals = 0
 _deferred_signal: int | None = None
+_last_signal: int | None = None
 
 
 class UserError(Exception):
@@ -226,13 +233,26 @@ def end_child(child: subprocess.Popen[bytes]) -> None:
 
 
 def end_children() -> None:
-    """Kills all children, those that libraries started included."""
+    """Kills all children, those that libraries started included, and theirs if adopted.
+
+    See `adopt_orphans`.
+    """
     while _children:
         end_child(_children[-1])
-    for child in _find_children():
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+    for _ in range(_GENERATIONS):
+        for child in _find_children():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def adopt_orphans() -> None:
+    """Makes processes whose parent ends before this one its children, on Linux.
+
+    A library's helper may start helpers of its own, which would outlive it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @contextlib.contextmanager
@@ -249,9 +269,21 @@ def defer_signals() -> Iterator[None]:
         raise Terminated(number)
 
 
+@contextlib.contextmanager
+def keep_termination() -> Iterator[None]:
+    """Restores Terminated where a library made a plain KeyboardInterrupt of it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if isinstance(error, Terminated) or _last_signal is None:
+            raise
+        raise Terminated(_last_signal) from None
+
+
 def _handle_signal(number: int, frame: Any) -> None:
     del frame
-    global _deferred_signal
+    global _deferred_signal, _last_signal
+    _last_signal = number
     if _defer_signals:
         _deferred_signal = number
     else:

@@ -16,7 +16,7 @@ import tensorflow_federated as tff
 from simulation.engine import arguments, plan, portable
 from simulation.engine.client_pass import ClientPass, PassInputs
 from simulation.engine.client_value import ClientValue
-from simulation.engine.cohort_run import describe_error
+from simulation.engine.cohort_run import consume, describe_error
 from simulation.engine.graph_cut import Flat
 from simulation.engine.pass_plan import PassPlan, plan_passes
 
@@ -202,10 +202,11 @@ def _run_chunk(
         start = group.stop
         outputs = client_pass.run_clients(group, inputs, slot)
         for position, output in zip(group, outputs, strict=True):
-            if isinstance(output, Exception):
-                failures[position] = describe_error(output)
-            else:
-                client_pass.add(result, position, output)
+            error = consume(
+                lambda at, values: client_pass.add(result, at, values), position, output
+            )
+            if error is not None:
+                failures[position] = describe_error(error)
     return ChunkResult(
         totals=[portable.pack(total) for total in result.totals],
         kept=[

@@ -45,6 +45,20 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
+def consume(
+    take: Callable[[int, T], None], index: int, result: T | Exception
+) -> Exception | None:
+    """Consumes a client's result. Returns what went wrong, with that or before."""
+    if isinstance(result, Exception):
+        return result
+    try:
+        take(index, result)
+    # Adding up a client's values can fail because of the values.
+    except Exception as error:
+        return error
+    return None
+
+
 class Workers:
     """Threads that work for clients.
 
@@ -61,18 +75,18 @@ class Workers:
     def run(
         self,
         work: Callable[[range, int], Sequence[T | Exception]],
-        consume: Callable[[int, T], None],
+        take: Callable[[int, T], None],
         *,
         groups: Sequence[range],
         on_failure: Callable[[ClientError], None],
         on_done: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Runs `work` for every group of clients and `consume` on each result.
+        """Runs `work` for every group of clients and `take` on each result.
 
         Args:
             work: Of a group and a number below `num_workers` that no other call has at
                 the time; returns the result of each client, or what it raised.
-            consume: Of a client's index and its result.
+            take: Of a client's index and its result.
             groups: The clients' indices, from 0 on, in runs.
             on_failure: What to do about a client whose work failed: raise, or not.
             on_done: Told how many clients of how many are done.
@@ -99,13 +113,12 @@ class Workers:
             for number, group in enumerate(groups):
                 results = pending.popleft().result()
                 for index, result in zip(group, results, strict=True):
-                    if isinstance(result, Exception):
-                        reason = describe_error(result)
+                    error = consume(take, index, result)
+                    if error is not None:
+                        reason = describe_error(error)
                         failure = ClientError(index, num_clients, reason)
-                        failure.__cause__ = result
+                        failure.__cause__ = error
                         on_failure(failure)
-                    else:
-                        consume(index, result)
                 if number + window < len(groups):
                     later = groups[number + window]
                     pending.append(self._pool.submit(work_in_slot, later))

@@ -16,6 +16,7 @@ from typing import Any
 
 from absl import logging
 
+from simulation import process
 from simulation.engine.chunk import ChunkInputs, ChunkResult
 from simulation.engine.errors import EngineError
 
@@ -215,7 +216,8 @@ class RayCluster:
                     running[reference] = number, worker
                 if not running:
                     return
-                done, _ = self._ray.wait(list(running), num_returns=1)
+                with process.keep_termination():
+                    done, _ = self._ray.wait(list(running), num_returns=1)
                 for reference in done:
                     number, worker = running.pop(reference)
                     result = self._take(reference, worker)
@@ -253,6 +255,7 @@ class RayCluster:
         }
         # Not None, which takes a cluster that it finds.
         options: dict[str, Any] = {"address": "local", "include_dashboard": False}
+        process.adopt_orphans()
         if address is not None:
             # Other machines have the packages, perhaps, but not this project.
             names = ("distributed_dp", "simulation", "scripts")
@@ -321,7 +324,8 @@ class RayCluster:
         pings = {ping: number for number, (_, ping) in self._starting.items()}
         if not pings:
             return
-        done, _ = self._ray.wait(list(pings), timeout=timeout)
+        with process.keep_termination():
+            done, _ = self._ray.wait(list(pings), timeout=timeout)
         for ping in done:
             number = pings[ping]
             worker, _ = self._starting.pop(number)
@@ -352,7 +356,8 @@ class RayCluster:
         """Returns a chunk's result, or why it is lost."""
         errors = self._ray.exceptions
         try:
-            return self._ray.get(reference)
+            with process.keep_termination():
+                return self._ray.get(reference)
         except errors.RayTaskError as error:
             raise error.as_instanceof_cause() from error
         except errors.RayError as error:

@@ -152,6 +152,27 @@ class TestFailures:
         assert sum_inverses([1.0]) == (1.0, 1)
         assert not context.failures
 
+    def test_a_client_whose_value_cannot_be_added_is_dropped_too(self, build_context):
+        @tff.tensorflow.computation(np.float32, np.float32)
+        def add_positive(total, x):
+            check = tf.debugging.assert_positive(x, message="not positive")
+            with tf.control_dependencies([check]):
+                return total + x
+
+        merge = tff.tensorflow.computation(lambda a, b: a + b, [np.float32, np.float32])
+        report = tff.tensorflow.computation(lambda total: total, np.float32)
+
+        @tff.federated_computation(CLIENT_FLOATS)
+        def run(values):
+            return tff.federated_aggregate(values, 0.0, add_positive, merge, report)
+
+        context = build_context(client_failure=execution.ClientFailure.DROP)
+        assert run([1.0, -1.0, 2.0]) == 3.0
+        assert [failure.client_index for failure in context.failures] == [1]
+        build_context()
+        with pytest.raises(ClientError, match="client 1 of 3 failed.*not positive"):
+            run([1.0, -1.0, 2.0])
+
     def test_progress_counts_every_client(self, build_context):
         seen = []
         context = build_context()
