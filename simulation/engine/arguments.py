@@ -92,7 +92,7 @@ def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
             tensor = tf.convert_to_tensor(array.tolist(), spec.dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"`{name}` must be of type {type_spec}. Found {value!r:.80}."
+            f"`{name}` must be of type {type_spec}. Found {type(value).__name__}."
         ) from error
     if not spec.shape.is_compatible_with(tensor.shape):
         raise TypeError(f"`{name}` must have shape {spec.shape}. Found {tensor.shape}.")

@@ -22,7 +22,8 @@ class ClientFailure(enum.Enum):
     """What happens when a client's work fails.
 
     RAISE: the computation fails with an error that names the client.
-    DROP: the client takes no part in what is aggregated, and is counted.
+    DROP: the client takes no part in what is aggregated from then on, and is counted.
+        Where a computation asks the clients several times, what it gave before stays.
     """
 
     RAISE = "raise"
@@ -106,7 +107,10 @@ class EngineContext(tff.framework.SyncContext):
     def _take_failure(self, failure: ClientError) -> None:
         if self._client_failure is ClientFailure.RAISE:
             raise failure
-        self.failures.append(failure)
+        known = {former.client_index for former in self.failures}
+        # In a later pass it fails again, for want of what it gave before.
+        if failure.client_index not in known:
+            self.failures.append(failure)
 
     def _get_program(
         self, comp: tff.framework.ConcreteComputation

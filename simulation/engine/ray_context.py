@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 
 from simulation.engine import lockstep, portable
 from simulation.engine.chunk import ChunkInputs, ChunkResult, Made, SharedInputs
+from simulation.engine.client_part import strip_server_functions
 from simulation.engine.client_pass import (
     ClientPass,
     PassInputs,
@@ -81,14 +82,17 @@ class RayContext(EngineContext):
         self, compiled: tff.framework.ConcreteComputation, program: Program
     ) -> WatchedRunner:
         """Returns what runs the passes of a compiled computation."""
-        proto = tff.framework.serialize_computation(compiled)
-        computation = uuid.uuid4().hex, self.cluster.put(proto)
         passes = {n: p for n, p in enumerate(program.passes) if p is not None}
         merges = {
             level: Combination(current.aggregates, device=self._device, merges=True)
             for level, current in passes.items()
             if current.aggregates
         }
+        computation = uuid.uuid4().hex, None
+        if passes:
+            part = strip_server_functions(compiled)
+            proto = tff.framework.serialize_computation(part)
+            computation = computation[0], self.cluster.put(proto)
         group_sizes = {
             level: _find_group_size(current, self._device)
             for level, current in passes.items()

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation import client_training, execution, learning
-from simulation.engine import local_context, lockstep
+from simulation.engine import local_context, lockstep, stage
 from simulation.model import build_logistic_regression, build_mlp
 from tests.simulation import toys
 
@@ -188,11 +188,19 @@ class TestLockstep:
         [("logistic_regression", "momentum"), ("mlp", "sgd"), ("mlp", "adam")],
     )
     def test_a_stack_trains_as_the_clients_do_one_by_one(
-        self, context, name, optimizer, rng
+        self, context, name, optimizer, rng, monkeypatch
     ):
         data = draw_data(self.SIZES, rng)
-        results = []
+        results, alone_runs = [], []
+        run_one = stage.Stage._run_one
+
+        def count(self, flat, slot):
+            alone_runs.append(slot)
+            return run_one(self, flat, slot)
+
+        monkeypatch.setattr(stage.Stage, "_run_one", count)
         for stackable in (True, False):
+            assert not alone_runs
             model = dataclasses.replace(MODELS[name], stackable=stackable)
             process = build_process(model, OPTIMIZERS[optimizer])
             state = process.initialize()
@@ -200,6 +208,7 @@ class TestLockstep:
                 output = process.next(state, data)
                 state = output.state
             results.append((state.global_model_weights.trainable, output.metrics))
+        assert len(alone_runs) == 2 * len(data)
         together, alone = list_lockstep(context)
         assert together is not None and alone is None
         assert 1 < together.group_size < len(data)

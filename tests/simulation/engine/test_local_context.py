@@ -152,6 +152,23 @@ class TestFailures:
         assert sum_inverses([1.0]) == (1.0, 1)
         assert not context.failures
 
+    def test_a_client_that_fails_before_a_second_look_is_counted_once(
+        self, build_context
+    ):
+        @tff.tensorflow.computation(np.float32, np.float32)
+        def multiply(x, y):
+            return x * y
+
+        @tff.federated_computation(CLIENT_FLOATS)
+        def run(values):
+            inverses = tff.federated_map(invert, values)
+            total = tff.federated_broadcast(tff.federated_sum(inverses))
+            return tff.federated_sum(tff.federated_map(multiply, (inverses, total)))
+
+        context = build_context(client_failure=execution.ClientFailure.DROP)
+        assert run([1.0, 0.0, 2.0]) == 1.5 * 1.5
+        assert [failure.client_index for failure in context.failures] == [1]
+
     def test_a_client_whose_value_cannot_be_added_is_dropped_too(self, build_context):
         @tff.tensorflow.computation(np.float32, np.float32)
         def add_positive(total, x):

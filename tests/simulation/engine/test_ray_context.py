@@ -17,12 +17,13 @@ import tensorflow_federated as tff
 
 from distributed_dp import DDGaussFactory, accounting
 from simulation import execution, learning
-from simulation.engine import chunk, plan, portable, ray_cluster
+from simulation.engine import chunk, client_part, plan, portable, ray_cluster
 from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError
 from simulation.engine.context import _compile
 from simulation.engine.errors import EngineError
 from simulation.engine.local_context import LocalContext
+from simulation.engine.pass_plan import plan_passes
 from simulation.engine.ray_context import RayContext
 from simulation.engine.single_element import Element
 from tests.simulation import test_client_training as client_tests
@@ -252,6 +253,41 @@ class TestFailures:
         cluster.remove_node(node)
         assert list(add_up(values)) == list(whole)
         assert context.cluster.num_nodes == 2
+
+
+def test_the_servers_part_stays_where_it_is():
+    seed = np.array([1_234_567_891, 987_654_321], np.int32)
+
+    @tff.tensorflow.computation(np.float32)
+    def finish(total):
+        return total + tf.random.stateless_normal([], tf.constant(seed))
+
+    @tff.tensorflow.computation(np.float32)
+    def work(x):
+        return x * tf.constant(np.float32(1.2345678))
+
+    @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+    def run(values):
+        zero = tff.tensorflow.computation(lambda: tf.constant(0.0))()
+        total = tff.federated_sum(tff.federated_map(work, values))
+        return tff.federated_map(finish, total), zero
+
+    compiled = _compile(run)
+    whole = tff.framework.serialize_computation(compiled).SerializeToString()
+    stripped = client_part.strip_server_functions(compiled)
+    part = tff.framework.serialize_computation(stripped).SerializeToString()
+    assert seed.tobytes() in whole and seed.tobytes() not in part
+    assert np.float32(1.2345678).tobytes() in part
+    passes = [plan_passes(plan.build_plan(c)) for c in (compiled, stripped)]
+    kinds = [
+        [
+            [(node.kind, node.place) for node in found.inputs + found.outputs]
+            for found in listed
+            if found is not None
+        ]
+        for listed in passes
+    ]
+    assert kinds[0] == kinds[1] and len(kinds[0]) == 1
 
 
 def test_a_worker_fetches_what_it_lacks_once():
