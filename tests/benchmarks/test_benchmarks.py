@@ -42,6 +42,7 @@ def test_it_runs_and_writes_what_it_timed(name, tmp_path):
         assert timed in printed
 
 
+@pytest.mark.slow
 def test_the_cost_of_clients_and_memory_are_written(tmp_path):
     figures, printed = run(
         "scale", tmp_path, "--sizes=1,3", "--repeats=1", "--rounds=4"
@@ -55,6 +56,7 @@ def test_the_cost_of_clients_and_memory_are_written(tmp_path):
         assert len(found["memory_mib"]) == 4
 
 
+@pytest.mark.slow
 def test_peers_that_are_not_installed_are_left_out(tmp_path):
     # The figures' keys are the systems; a peer's has its version.
     figures, _ = run(

@@ -428,6 +428,7 @@ class TestEnding:
             assert "Traceback" not in error
             assert (folder / "checkpoints" / f"round_{rounds}").is_dir()
 
+    @pytest.mark.slow
     def test_a_terminals_ctrl_c_ends_a_run_on_ray_with_all_its_processes(
         self, tmp_path
     ):

@@ -129,10 +129,8 @@ def check_same(one, two) -> None:
 # One of each kind; the others are slow, because every one is compiled anew.
 QUICK = {
     "weighted average",
-    "personalization",
     "placements",
     "two passes",
-    "secure sums",
     "data set as a result",
     "our discrete Gaussian",
 }
@@ -213,6 +211,7 @@ class TestFailures:
         # Another one takes its place.
         await_size(context, 2)
 
+    @pytest.mark.slow
     def test_clients_that_kill_every_worker_are_an_error(self, context, tmp_path):
         values = build_values(Loader(tmp_path, kills="always"))
         with pytest.raises(EngineError, match="was lost 4 times.*out of memory"):
