@@ -128,7 +128,6 @@ def check_same(one, two) -> None:
 
 # One of each kind; the others are slow, because every one is compiled anew.
 QUICK = {
-    "weighted average",
     "placements",
     "two passes",
     "data set as a result",
@@ -242,6 +241,7 @@ class TestFailures:
         assert list(add_up(values)) == [4.0, 8, 16]
         assert [failure.client_index for failure in context.failures] == [3, 8]
 
+    @pytest.mark.slow
     def test_a_new_node_works_and_its_loss_changes_nothing(self, cluster, context):
         values = [1.0 + index for index in range(NUM_CLIENTS)]
         whole = add_up(values)
