@@ -16,6 +16,7 @@ from scripts.mechanism_plan import MechanismPlan, build_plans
 from scripts.training_config import TrainingConfig
 from simulation import (
     checkpoint,
+    client_training,
     cohort,
     execution,
     learning,
@@ -78,7 +79,12 @@ def run(config: TrainingConfig) -> RunOutcome:
             ray_address=config.ray_address,
         )
         task = load_task(config.task)
-        model = task.build_model(config.model)
+        model = client_training.choose_stacking(
+            task.build_model(config.model),
+            task.train,
+            batch_size=config.batch_size,
+            num_epochs=config.client_epochs,
+        )
         plans = build_plans(
             config, num_clients=task.num_clients, dim=model.num_parameters, root=root
         )

@@ -7,6 +7,7 @@ have, or an example that a batch does not have, is masked.
 """
 
 import collections
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,11 @@ import tensorflow_federated as tff
 
 from simulation.engine import lockstep
 from simulation.model import Model, Weights
+from simulation.tasks.task import FederatedData
+
+# Clients whose sizes decide whether stacks pay, and the steps from which they do.
+_LOOKED_AT = 16
+_MIN_STEPS = 4
 
 Sums = Mapping[str, tf.Tensor]
 # (weights, examples, batches, seed) -> (trained weights, sums).
@@ -70,6 +76,22 @@ def pad_client(
 def _round_up(size: int) -> int:
     """Returns the power of two that is `size` or the next above it; 1 for 0."""
     return 1 << max(size - 1, 0).bit_length()
+
+
+def choose_stacking(
+    model: Model, data: FederatedData, *, batch_size: int, num_epochs: int
+) -> Model:
+    """Returns the model, stackable only where stacks pay.
+
+    With few steps a client's calls cost more than its training, and stacks add calls.
+    The choice looks at the sizes of some clients, always the same ones.
+    """
+    if not model.stackable:
+        return model
+    ids = data.client_ids[:: max(1, len(data.client_ids) // _LOOKED_AT)]
+    sizes = [len(data.load(client_id)[1]) for client_id in ids[:_LOOKED_AT]]
+    steps = [num_epochs * -(-size // batch_size) for size in sizes]
+    return dataclasses.replace(model, stackable=bool(np.median(steps) >= _MIN_STEPS))
 
 
 def build_training(

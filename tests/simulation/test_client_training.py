@@ -14,6 +14,7 @@ import tensorflow_federated as tff
 from simulation import client_training, execution, learning
 from simulation.engine import local_context, lockstep, stage
 from simulation.model import build_logistic_regression, build_mlp
+from simulation.tasks.task import ArrayData
 from tests.simulation import toys
 
 
@@ -132,6 +133,22 @@ def list_lockstep(context) -> list[lockstep.Lockstep | None]:
         for _, _, runner in context._programs.values()
         for current in runner.passes.values()
     ]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_epochs", "expected"),
+    [(8, 1, False), (2, 1, True), (8, 4, True)],
+)
+def test_stacks_are_for_clients_with_several_steps(batch_size, num_epochs, expected):
+    data = ArrayData(
+        client_ids=tuple(str(index) for index in range(50)),
+        make=lambda _: (np.zeros([8, *SHAPE], np.float32), np.zeros([8], np.int32)),
+    )
+    choices = {"batch_size": batch_size, "num_epochs": num_epochs}
+    chosen = client_training.choose_stacking(MODELS["mlp"], data, **choices)
+    assert chosen.stackable is expected
+    plain = dataclasses.replace(MODELS["mlp"], stackable=False)
+    assert not client_training.choose_stacking(plain, data, **choices).stackable
 
 
 PLACED = textwrap.dedent("""
