@@ -180,6 +180,55 @@ def test_what_it_cannot_run_is_refused_before_work_starts(contexts):
     assert not calls
 
 
+DIM, CLIENTS = 4096, 4
+
+
+def aggregate(factory, values: list[np.ndarray]) -> np.ndarray:
+    process = factory.create(tff.TensorType(np.float32, [DIM]))
+    return process.next(process.initialize(), values).result
+
+
+def test_gaussian_noise_has_the_law_that_was_asked_for(contexts):
+    aggregators = tff.aggregators.DifferentiallyPrivateFactory
+    factory = aggregators.gaussian_fixed(2.0, float(CLIENTS), 3.0)
+    zeros = [np.zeros(DIM, np.float32)] * CLIENTS
+    draws = [
+        noise
+        for noise in run_in_both(
+            contexts, lambda: [aggregate(factory, zeros) for _ in range(2)]
+        )
+        for noise in noise
+    ]
+    stddev = 2.0 * 3.0 / CLIENTS
+    for noise in draws:
+        # Five standard errors; a stddev that is 6 % off, or one of the sum, is refused.
+        assert np.std(noise) == pytest.approx(stddev, rel=5 / (2 * DIM) ** 0.5)
+        assert abs(np.mean(noise)) < 5 * stddev / DIM**0.5
+        assert abs(np.mean(noise**4) / stddev**4 - 3.0) < 5 * (96 / DIM) ** 0.5
+    assert len({noise.tobytes() for noise in draws}) == 4
+
+
+def test_stochastic_rounding_is_unbiased_and_within_a_step(contexts, rng):
+    factory = tff.aggregators.EncodedSumFactory.quantize_above_threshold(8, 0)
+    values = [rng.uniform(-1, 1, DIM).astype(np.float32) for _ in range(CLIENTS)]
+    exact = np.sum(np.array(values, np.float64), axis=0)
+    step = 2.0 / 255
+    for found in run_in_both(contexts, lambda: aggregate(factory, values)):
+        error = found - exact
+        assert 0.5 * step < np.max(np.abs(error)) < CLIENTS * 1.01 * step
+        # A rounding down would be off by half a step a client.
+        assert abs(np.mean(error)) < 5 * np.std(error) / DIM**0.5
+
+
+def test_a_random_rotation_is_undone(contexts, rng):
+    sums = tff.aggregators.SumFactory()
+    values = [rng.normal(size=DIM).astype(np.float32) for _ in range(CLIENTS)]
+    exact = np.sum(np.array(values, np.float64), axis=0)
+    factory = tff.aggregators.HadamardTransformFactory(sums)
+    for found in run_in_both(contexts, lambda: aggregate(factory, values)):
+        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+
+
 def test_clients_values_are_made_in_every_engine(contexts):
     @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS), np.int32)
     def add(values, other):
