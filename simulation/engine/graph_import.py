@@ -7,6 +7,7 @@ tensor of its data set.
 import collections
 import functools
 import hashlib
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,7 +105,8 @@ def import_computation(
     Args:
         computation: A TensorFlow computation.
         argument: Its argument, None for a computation without one.
-        copy: Names the variables' place: graphs with one `copy` share variables.
+        copy: Begins the names of the variables' places. Every import has its own: the
+            same computation called twice in one graph runs both calls at once.
 
     Returns:
         Its result.
@@ -117,7 +119,8 @@ def import_computation(
         names[proto.session_token_tensor_name] = tf.constant("")
     graph_def = _unpack(proto.graph_def.value)
     if proto.initialize_op:
-        graph_def = _place_variables(graph_def, proto.initialize_op, copy)
+        place = f"{copy}/{uuid.uuid4().hex}"
+        graph_def = _place_variables(graph_def, proto.initialize_op, place)
     found = {node.name for node in graph_def.node}
     results = _list_names(proto.result)
     imported = tf.graph_util.import_graph_def(
@@ -204,7 +207,7 @@ def _collect(binding: Any, names: dict[str, tf.Tensor]) -> Value:
 
 
 def _place_variables(
-    graph_def: tf.compat.v1.GraphDef, initialize_op: str, copy: str
+    graph_def: tf.compat.v1.GraphDef, initialize_op: str, place: str
 ) -> tf.compat.v1.GraphDef:
     """Gives variables a place of their own, and lets their use wait for their values.
 
@@ -223,7 +226,7 @@ def _place_variables(
     for index, node in enumerate(placed.node):
         if "shared_name" in node.attr:
             shared = node.attr["shared_name"].s or f"{node.name}_{index}".encode()
-            node.attr["shared_name"].s = shared + b"/" + copy.encode()
+            node.attr["shared_name"].s = shared + b"/" + place.encode()
         data = [source for source in node.input if not source.startswith("^")]
         if node.name not in before and any(_get_node_name(s) in before for s in data):
             node.input.append(f"^{initialize}")

@@ -246,6 +246,32 @@ class TestArguments:
             total(tf.data.Dataset.range(3))
 
 
+def test_two_calls_of_one_computation_do_not_share_its_variables(build_context):
+    @tff.tensorflow.computation(np.float32)
+    def keep(x):
+        variable = tf.Variable(0.0)
+        with tf.control_dependencies([variable.assign(x)]):
+            return variable.read_value()
+
+    server_float = tff.FederatedType(np.float32, tff.SERVER)
+
+    @tff.federated_computation(server_float, server_float)
+    def run(x, y):
+        return tff.federated_map(keep, x), tff.federated_map(keep, y)
+
+    context = build_context()
+    assert run(1.0, 2.0) == (1.0, 2.0)
+    # Shared, the later assignment would now and then be what both read.
+    [(_, program, _)] = context._programs.values()
+    [stage] = program._stages
+    names = [
+        op.get_attr("shared_name")
+        for op in stage._functions[0].graph.get_operations()
+        if op.type == "VarHandleOp"
+    ]
+    assert len(set(names)) == len(names) == 2
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("modulus", [1, 2, 7, 8, 1000, 1024, 2**30, 2**30 - 1, -8])
 def test_remainders_are_those_of_a_division(build_context, dtype, modulus):
