@@ -98,15 +98,13 @@ def has_state(computation: tff.framework.CompiledComputation) -> bool:
 
 
 def import_computation(
-    computation: tff.framework.CompiledComputation, argument: Value | None, copy: str
+    computation: tff.framework.CompiledComputation, argument: Value | None
 ) -> Value:
     """Adds a computation to the graph that is being built.
 
     Args:
         computation: A TensorFlow computation.
         argument: Its argument, None for a computation without one.
-        copy: Begins the names of the variables' places. Every import has its own: the
-            same computation called twice in one graph runs both calls at once.
 
     Returns:
         Its result.
@@ -119,7 +117,9 @@ def import_computation(
         names[proto.session_token_tensor_name] = tf.constant("")
     graph_def = _unpack(proto.graph_def.value)
     if proto.initialize_op:
-        place = f"{copy}/{uuid.uuid4().hex}"
+        # Not one place for a graph: the same computation called twice in it runs both
+        # calls at once.
+        place = uuid.uuid4().hex
         graph_def = _place_variables(graph_def, proto.initialize_op, place)
     found = {node.name for node in graph_def.node}
     results = _list_names(proto.result)

@@ -41,25 +41,24 @@ Function: TypeAlias = (
 )
 
 
-def call(function: Function, argument: Value | None, copy: str) -> Value:
+def call(function: Function, argument: Value | None) -> Value:
     """Adds a call of a function to the graph that is being built."""
     if isinstance(function, tff.framework.CompiledComputation):
-        return graph_import.import_computation(function, argument, copy)
+        return graph_import.import_computation(function, argument)
     if isinstance(function, Closure):
-        return evaluate(function.block.result, function.bind(argument), copy)
+        return evaluate(function.block.result, function.bind(argument))
     raise UnsupportedError(f"a call of {describe(function)} is not supported")
 
 
-def evaluate(block: Block, scope: Mapping[str, Any], copy: str) -> Any:
+def evaluate(block: Block, scope: Mapping[str, Any]) -> Any:
     """Adds a block to the graph that is being built, and returns its value."""
     if isinstance(block, tff.framework.Reference):
         return scope[block.name]
     if isinstance(block, tff.framework.Selection):
-        return evaluate(block.source, scope, copy)[get_index(block)]
+        return evaluate(block.source, scope)[get_index(block)]
     if isinstance(block, tff.framework.Struct):
         return tuple(
-            evaluate(element, scope, copy)
-            for _, element in tff.structure.to_elements(block)
+            evaluate(element, scope) for _, element in tff.structure.to_elements(block)
         )
     if isinstance(block, tff.framework.Literal):
         return build_constant(block)
@@ -68,14 +67,13 @@ def evaluate(block: Block, scope: Mapping[str, Any], copy: str) -> Any:
     if isinstance(block, tff.framework.Block):
         inner = dict(scope)
         for name, local in block.locals:
-            inner[name] = evaluate(local, inner, copy)
-        return evaluate(block.result, inner, copy)
+            inner[name] = evaluate(local, inner)
+        return evaluate(block.result, inner)
     if isinstance(block, tff.framework.Call):
         argument = block.argument
         return call(
-            evaluate(block.function, scope, copy),
-            None if argument is None else evaluate(argument, scope, copy),
-            copy,
+            evaluate(block.function, scope),
+            None if argument is None else evaluate(argument, scope),
         )
     if isinstance(block, tff.framework.CompiledComputation | tff.framework.Intrinsic):
         return block

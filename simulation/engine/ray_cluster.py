@@ -255,8 +255,9 @@ class RayCluster:
         }
         # Not None, which takes a cluster that it finds.
         options: dict[str, Any] = {"address": "local", "include_dashboard": False}
-        process.adopt_orphans()
-        if address is not None:
+        if address is None:
+            process.adopt_orphans()
+        else:
             # Other machines have the packages, perhaps, but not this project.
             names = ("distributed_dp", "simulation", "scripts")
             modules = [str(pathlib.Path(root) / name) for name in names]

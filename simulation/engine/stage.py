@@ -4,7 +4,6 @@ A stage takes values that are known and gives values that are needed; everything
 is one graph. TFF's semantics hold: what no output needs is not computed.
 """
 
-import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -136,7 +135,6 @@ class Stage:
         return _attempt(run)
 
     def _trace(self, device: str | None) -> Callable[..., Flat]:
-        copy = uuid.uuid4().hex
         types = self._types
 
         def compute(*tensors: tf.Tensor) -> Flat:
@@ -144,7 +142,7 @@ class Stage:
             split = len(self.inputs)
             known = dict(zip(self.inputs, values[:split], strict=True))
             totals = dict(zip(self.totals, values[split:], strict=True))
-            evaluator = _Evaluator(known, totals, copy)
+            evaluator = _Evaluator(known, totals)
             return [
                 tensor
                 for node in self.outputs
@@ -174,7 +172,6 @@ class Combination:
         total_types = [node.inputs[1].type_spec for node in aggregates]
         value_types = [node.inputs[0].type_spec for node in aggregates]
         types = [*total_types, *(total_types if merges else value_types)]
-        copy = uuid.uuid4().hex
 
         def combine(*tensors: tf.Tensor) -> Flat:
             values = _unflatten_all(types, tensors)
@@ -182,7 +179,7 @@ class Combination:
                 values[: len(aggregates)], values[len(aggregates) :], strict=True
             )
             results = [
-                local_evaluation.call(node.payload[merges], pair, copy)
+                local_evaluation.call(node.payload[merges], pair)
                 for node, pair in zip(aggregates, pairs, strict=True)
             ]
             return [t for result in results for t in graph_import.flatten(result)]
@@ -254,12 +251,9 @@ def _build_function(
 class _Evaluator:
     """The values of nodes in a graph that is being built."""
 
-    def __init__(
-        self, known: dict[Node, Value], totals: dict[Node, Value], copy: str
-    ) -> None:
+    def __init__(self, known: dict[Node, Value], totals: dict[Node, Value]) -> None:
         self._values = dict(known)
         self._totals = totals
-        self._copy = copy
 
     def compute(self, node: Node) -> Value:
         """Returns the value of a node."""
@@ -278,10 +272,10 @@ class _Evaluator:
             return self.compute(node.inputs[0])
         if node.kind is Kind.AGGREGATE:
             report = node.payload[2]
-            return local_evaluation.call(report, self._totals[node], self._copy)
+            return local_evaluation.call(report, self._totals[node])
         if node.kind is Kind.APPLY:
             argument = self.compute(node.inputs[0]) if node.inputs else None
-            return local_evaluation.call(node.payload, argument, self._copy)
+            return local_evaluation.call(node.payload, argument)
         raise ValueError(f"`inputs` must hold every parameter. Found {node!r}.")
 
 

@@ -28,7 +28,7 @@ from simulation.engine.ray_context import RayContext
 from simulation.engine.single_element import Element
 from tests.simulation import test_client_training as client_tests
 from tests.simulation.engine import zoo
-from tests.simulation.engine.test_contract import list_leaves
+from tests.simulation.engine.test_contract import check_same
 
 NUM_CLIENTS = 70
 
@@ -113,17 +113,6 @@ def await_size(context: RayContext, num_slots: int) -> None:
     while context.cluster.num_slots < num_slots and time.monotonic() < deadline:
         add_up([1.0])
     assert context.cluster.num_slots == num_slots
-
-
-def check_same(one, two) -> None:
-    one, two = list_leaves(one), list_leaves(two)
-    assert [path for path, _ in one] == [path for path, _ in two]
-    for (path, found), (_, expected) in zip(one, two, strict=True):
-        assert found.dtype == expected.dtype, path
-        if found.dtype.kind == "f":
-            np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=path)
-        else:
-            np.testing.assert_array_equal(found, expected, err_msg=path)
 
 
 # One of each kind; the others are slow, because every one is compiled anew.
