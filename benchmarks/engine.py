@@ -40,11 +40,11 @@ from simulation.engine.tff_worker import (  # noqa: E402
     WorkerExecutorFactory,
     build_worker_context,
 )
-from simulation.model import (  # noqa: E402
-    Model,
+from simulation.image_models import (  # noqa: E402
     build_emnist_cnn,
     build_logistic_regression,
 )
+from simulation.model import Model  # noqa: E402
 
 FLAGS = flags.FLAGS
 BARE, PLAIN, DDGAUSS = "bare loop", "local, no privacy", "local, DDGauss 16 bits"

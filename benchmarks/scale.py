@@ -30,11 +30,11 @@ from benchmarks import systems  # noqa: E402
 from distributed_dp import NoPrivacyFactory  # noqa: E402
 from distributed_dp.update_layout import NoiseSeeds  # noqa: E402
 from simulation import client_training, execution, learning, process  # noqa: E402
-from simulation.model import (  # noqa: E402
-    Model,
+from simulation.image_models import (  # noqa: E402
     build_logistic_regression,
     build_small_cnn,
 )
+from simulation.model import Model  # noqa: E402
 
 FLAGS = flags.FLAGS
 SHAPE, NUM_CLASSES, EXAMPLES, BATCH_SIZE = (28, 28, 1), 10, 40, 10

@@ -19,7 +19,7 @@ from distributed_dp import DDGaussFactory, RotationKind, accounting, build_rotat
 from distributed_dp.update_layout import NoiseSeeds
 from simulation import client_training, learning
 from simulation.model import Model
-from simulation.tasks.task import build_dataset
+from simulation.population.federated_data import build_dataset
 
 LEARNING_RATE = 0.05
 # x of shape [examples, ...] and y, for each client.

@@ -18,6 +18,7 @@ from simulation import (
     checkpoint,
     client_training,
     cohort,
+    evaluation,
     execution,
     learning,
     ledger,
@@ -28,12 +29,14 @@ from simulation import (
     training,
 )
 from simulation.model import Model
+from simulation.population.federated_data import DataError
 from simulation.tasks import load_task
-from simulation.tasks.task import DataError, Task
+from simulation.tasks.task import Task
 
 _PROGRAM = "run_distributed_dp"
 _RESULTS_NAME = "results.json"
 _PLOT_NAME = "plot.png"
+_CLIENTS_NAME = "test_users.csv"
 _ENTROPY = "from the operating system"
 _USER_ERRORS = (
     # A full disk, a folder in a file's place.
@@ -78,7 +81,13 @@ def run(config: TrainingConfig) -> RunOutcome:
             client_failure=execution.ClientFailure(config.client_failure),
             ray_address=config.ray_address,
         )
-        task = load_task(config.task)
+        options = flags.build_task_options(config)
+        task = load_task(config.task, options)
+        evaluated = evaluation.select_evaluation_set(
+            task.test,
+            max_examples=options.eval_examples or task.eval_examples,
+            seed=options.data_seed,
+        )
         model = client_training.choose_stacking(
             task.build_model(config.model),
             task.train,
@@ -88,14 +97,23 @@ def run(config: TrainingConfig) -> RunOutcome:
         plans = build_plans(
             config, num_clients=task.num_clients, dim=model.num_parameters, root=root
         )
-        settings = _describe_settings(config, task, model, plans, root)
+        settings = _describe_settings(config, task, model, plans, root, evaluated)
         path = choose_folder(config, settings)
-        trainings = _build_trainings(config, task, model, plans, root, engine)
+        trainings = _build_trainings(
+            config, task, model, plans, root, engine, evaluated
+        )
     with process.user_errors(*_USER_ERRORS):
         with run_folder.open_run_folder(path, settings) as folder:
             print(
                 report.describe_run(
-                    config, task, model, plans, engine=engine, root=root, folder=path
+                    config,
+                    task,
+                    model,
+                    plans,
+                    engine=engine,
+                    root=root,
+                    folder=path,
+                    evaluated=evaluated,
                 ),
                 flush=True,
             )
@@ -111,7 +129,7 @@ def run(config: TrainingConfig) -> RunOutcome:
                     zip(plans, trainings, strict=True)
                 )
             }
-            files = _write_results(config, task, path, plans, results)
+            files = _write_results(config, task, path, plans, results, evaluated)
     print()
     print(
         report.describe_results(
@@ -134,6 +152,7 @@ def _build_trainings(
     plans: Sequence[MechanismPlan],
     root: seeds.RootSeed,
     engine: execution.Execution,
+    evaluated: evaluation.EvaluationSet,
 ) -> list[training.Training]:
     """Returns a training for each mechanism, all on the same cohorts."""
     cohorts = _build_cohorts(task, plans[0].scheme, root)
@@ -150,6 +169,7 @@ def _build_trainings(
             privacy=_build_terms(plan),
             options=options,
             engine=engine,
+            evaluated=evaluated,
         )
         for plan in plans
     ]
@@ -210,6 +230,7 @@ def _describe_settings(
     model: Model,
     plans: Sequence[MechanismPlan],
     root: seeds.RootSeed,
+    evaluated: evaluation.EvaluationSet,
 ) -> dict[str, Any]:
     """Returns the content of config.json: all that decides the result."""
     resolved = {
@@ -227,6 +248,11 @@ def _describe_settings(
             if plan.parameters is None
             else dataclasses.asdict(plan.parameters)
             for plan in plans
+        },
+        "data": {
+            "users": task.num_clients,
+            **task.identity,
+            "evaluated": evaluated.identify(),
         },
         "versions": flags.read_versions(),
         # Other sources would not repeat the rounds that a crash took away.
@@ -257,6 +283,7 @@ def _write_results(
     path: pathlib.Path,
     plans: Sequence[MechanismPlan],
     results: Mapping[str, training.TrainingResult],
+    evaluated: evaluation.EvaluationSet,
 ) -> list[pathlib.Path]:
     """Writes results.json and the plot. Returns what to show of the folder."""
     files = [path / run_folder.CONFIG_NAME, path / training.METRICS_NAME]
@@ -270,9 +297,19 @@ def _write_results(
             epsilon_name=plans[0].epsilon_name,
         )
         files.append(path / _PLOT_NAME)
+    for plan in plans:
+        clients = results[plan.name].clients
+        if clients is not None:
+            own = path if plan is plans[0] else path / plan.name
+            run_folder.write_text(own / _CLIENTS_NAME, clients.to_csv())
+            files.append(own / _CLIENTS_NAME)
     # Last: it marks the run as finished.
     summary = report.summarize_results(
-        task, results, plans, dropout_rate=config.dropout_rate
+        task,
+        results,
+        plans,
+        dropout_rate=config.dropout_rate,
+        evaluated=evaluated,
     )
     run_folder.write_json(path / _RESULTS_NAME, summary)
     return [*files, path / _RESULTS_NAME, path / "tensorboard"]

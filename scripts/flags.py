@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 from absl import flags
 
+from simulation.population.partition import PartitionKind
+from simulation.tasks import TASK_NAMES, TaskOptions
+
 ConfigT = TypeVar("ConfigT")
 
 # What the main module declares as its own, so that its --help lists them.
@@ -27,6 +30,22 @@ RUN_FLAGS = (
 # What distributed_dp.modular takes.
 MAX_BITS = 32
 _LARGEST_CLIP = 1e15
+# Fields of simulation.tasks.TaskOptions, which are flags of the same names.
+TASK_FLAGS = (
+    "data_dir",
+    "synthetic_data",
+    "data_seed",
+    "data_name",
+    "partition",
+    "num_clients",
+    "data_alpha",
+    "data_beta",
+    "classes_per_client",
+    "vocabulary_size",
+    "embedding_file",
+    "eval_examples",
+    "hold_mb",
+)
 # What decides whether a repeated round is the same round.
 _PACKAGES = (
     "dp-accounting",
@@ -90,6 +109,93 @@ def define_run_flags(values: flags.FlagValues) -> None:
         "that the same command takes up its own unfinished run",
         flag_values=values,
     )
+
+
+def define_task_flags(values: flags.FlagValues) -> None:
+    """Defines --task, --model, and what tasks can be told (TASK_FLAGS)."""
+    flags.DEFINE_enum("task", "digits", TASK_NAMES, "what to learn", flag_values=values)
+    flags.DEFINE_string(
+        "model",
+        None,
+        "model of the task (unset: the task's default)",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "data_dir",
+        None,
+        "folder of the data's files, which scripts/prepare_data.py writes (unset: "
+        "TFF's, ~/.tff)",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "synthetic_data",
+        False,
+        "the tiny made-up sets that TFF ships, in place of the task's data",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "data_seed",
+        0,
+        "decides partitions, generated data, and which examples are evaluated; not the "
+        "training",
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "data_name",
+        None,
+        "name that prepare_data gave the data of --task=own",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "partition",
+        None,
+        [kind.value for kind in PartitionKind],
+        "divide the examples of cifar10 and cifar100 anew",
+        flag_values=values,
+    )
+    for name, text in (
+        ("num_clients", "clients of a partition or of generated data"),
+        ("classes_per_client", "classes of a client, for --partition=shards"),
+        ("vocabulary_size", "most words of a vocabulary (unset: 10,000)"),
+        ("eval_examples", "most test examples an evaluation takes (unset: the task's)"),
+    ):
+        flags.DEFINE_integer(name, None, text, flag_values=values)
+    for name, text in (
+        (
+            "data_alpha",
+            "concentration of --partition=dirichlet; of synthetic data, how much local "
+            "models differ",
+        ),
+        ("data_beta", "of synthetic data, how much local inputs differ"),
+    ):
+        flags.DEFINE_float(name, None, text, flag_values=values)
+    flags.DEFINE_string(
+        "embedding_file",
+        None,
+        "word vectors in GloVe's text format, for sent140 (unset: learned)",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "hold_mb",
+        512,
+        "most memory for examples that were read, in megabytes",
+        flag_values=values,
+    )
+
+
+def build_task_options(config: Any) -> TaskOptions:
+    """Returns a task's options of a configuration that has TASK_FLAGS for fields.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+    given = {name: getattr(config, name) for name in TASK_FLAGS}
+    for name in ("data_dir", "embedding_file"):
+        if given[name] is not None:
+            given[name] = pathlib.Path(given[name])
+    if given["partition"] is not None:
+        given["partition"] = PartitionKind(given["partition"])
+    return TaskOptions(**given)
 
 
 def build_config(kind: Callable[..., ConfigT], values: flags.FlagValues) -> ConfigT:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from distributed_dp import accounting
 from scripts.mechanism_plan import REFERENCE_DELTA, MechanismPlan
 from scripts.training_config import TrainingConfig
-from simulation import execution, seeds, training
+from simulation import evaluation, execution, seeds, training
 from simulation.model import Model
 from simulation.tasks.task import Task
 
@@ -27,6 +27,7 @@ def describe_run(
     engine: execution.Execution,
     root: seeds.RootSeed,
     folder: pathlib.Path,
+    evaluated: evaluation.EvaluationSet,
 ) -> str:
     """Returns the first lines: what the run will do."""
     scheme = plans[0].scheme
@@ -40,6 +41,8 @@ def describe_run(
         f"{config.client_epochs} local epoch(s)",
         "server": f"SGD at {config.server_lr:g}, momentum {config.server_momentum:g}",
     }
+    if config.keeps_diagnostics:
+        lines["evaluated"] = _describe_evaluated(evaluated, task)
     for index, plan in enumerate(plans):
         lines["mechanism" if index == 0 else "beside it"] = _describe_mechanism(plan)
     if config.dropout_rate:
@@ -64,8 +67,14 @@ def describe_results(
 ) -> str:
     """Returns the last lines: what came out, what it cost, and where it lies."""
     blocks = [_format_results(task, results, plans)]
+    blocks += [
+        f"Test users, {plan.title}: {_describe_clients(task, clients)}"
+        for plan in plans
+        if (clients := results[plan.name].clients) is not None
+    ]
     for plan in plans:
         blocks.append(_describe_privacy(plan, results[plan.name], dropout_rate))
+    blocks += [f"Not covered by any epsilon: {caveat}" for caveat in task.caveats]
     lines = {
         "wall time": f"{seconds:.1f} s",
         "files": "\n".join(str(file) for file in files),
@@ -79,9 +88,16 @@ def summarize_results(
     plans: Sequence[MechanismPlan],
     *,
     dropout_rate: float,
+    evaluated: evaluation.EvaluationSet,
 ) -> dict[str, object]:
     """Returns the same as JSON values, for results.json."""
-    summary: dict[str, object] = {"task": task.name, "metric": task.metric}
+    summary: dict[str, object] = {
+        "task": task.name,
+        "description": task.description,
+        "metric": task.metric,
+        "evaluated": evaluated.identify(),
+        "not_covered_by_epsilon": list(task.caveats),
+    }
     for plan in plans:
         result = results[plan.name]
         state = result.ledger_state
@@ -89,6 +105,9 @@ def summarize_results(
         summary[plan.name] = {
             "title": plan.title,
             "test": None if result.final is None else dict(result.final),
+            "test_users": None
+            if result.clients is None
+            else result.clients.summarize(),
             "rounds_completed": state.rounds_completed,
             "rounds_spent": state.rounds_spent,
             "stopped": result.stopped,
@@ -99,6 +118,32 @@ def summarize_results(
             "server_privacy": None if server is None else server.to_dict(),
         }
     return summary
+
+
+def _describe_evaluated(evaluated: evaluation.EvaluationSet, task: Task) -> str:
+    identity = evaluated.identify()
+    text = f"{evaluated.num_examples:,} test examples"
+    if task.has_test_users:
+        text += f" of {len(evaluated.client_ids):,} users"
+    if not evaluated.is_whole:
+        text += (
+            f", a subset drawn with data seed {evaluated.seed} from "
+            f"{identity['of_clients']:,} users"
+        )
+    return f"{text}; digest {identity['digest']}"
+
+
+def _describe_clients(task: Task, clients: evaluation.ClientMetrics) -> str:
+    """Returns how the task's metric is spread over the test users."""
+    spread = clients.summarize()[task.metric]
+    if spread is None:
+        return f"no {task.metric}"
+    deciles = " ".join(f"{value:.3f}" for value in spread["deciles"])
+    return (
+        f"{spread['clients']:,} with {task.metric} {spread['mean']:.4f} on average "
+        f"(standard deviation {spread['stddev']:.4f}), worst tenth "
+        f"{spread['worst_10_percent']:.4f}, deciles {deciles}"
+    )
 
 
 def _describe_mechanism(plan: MechanismPlan) -> str:

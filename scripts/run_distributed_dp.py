@@ -18,19 +18,11 @@ from absl import flags
 
 from scripts import flags as run_flags
 from simulation import process
-from simulation.tasks import TASK_NAMES
 
 _NAME = "run_distributed_dp"
 
 
-def _define_task_flags(values: flags.FlagValues) -> None:
-    flags.DEFINE_enum("task", "digits", TASK_NAMES, "what to learn", flag_values=values)
-    flags.DEFINE_string(
-        "model",
-        None,
-        "model of the task (unset: the task's default)",
-        flag_values=values,
-    )
+def _define_training_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "clients_per_round", 80, "expected cohort size n", flag_values=values
     )
@@ -184,12 +176,19 @@ def _define_output_flags(values: flags.FlagValues) -> None:
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines the flags of the program."""
-    _define_task_flags(values)
+    run_flags.define_task_flags(values)
+    _define_training_flags(values)
     _define_privacy_flags(values)
     _define_clipping_flags(values)
     run_flags.define_run_flags(values)
     _define_output_flags(values)
-    for name in (*run_flags.RUN_FLAGS, "flagfile"):
+    for name in (
+        *run_flags.RUN_FLAGS,
+        "task",
+        "model",
+        *run_flags.TASK_FLAGS,
+        "flagfile",
+    ):
         flags.declare_key_flag(name, flag_values=values)
 
 

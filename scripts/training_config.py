@@ -13,8 +13,16 @@ from distributed_dp.accounting import (
 )
 from scripts import flags as run_flags
 
-# Where an output goes does not decide what is in it.
-_LOCATION_FIELDS = ("output_root", "experiment", "seed", "ray_address")
+# Where data are and an output goes does not decide what is in it; the data's identity
+# is recorded.
+_LOCATION_FIELDS = (
+    "output_root",
+    "experiment",
+    "seed",
+    "ray_address",
+    "data_dir",
+    "hold_mb",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +31,19 @@ class TrainingConfig:
 
     task: str
     model: str | None
+    data_dir: str | None
+    synthetic_data: bool
+    data_seed: int
+    data_name: str | None
+    partition: str | None
+    num_clients: int | None
+    data_alpha: float | None
+    data_beta: float | None
+    classes_per_client: int | None
+    vocabulary_size: int | None
+    embedding_file: str | None
+    eval_examples: int | None
+    hold_mb: int
     clients_per_round: int
     total_rounds: int
     client_lr: float
@@ -115,6 +136,7 @@ class TrainingConfig:
             )
         if not self.output_root:
             raise ValueError("`output_root` must not be empty.")
+        run_flags.build_task_options(self)
 
     @property
     def mechanism_kind(self) -> Mechanism | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simulation import client_training, learning, seeds
-from simulation.tasks.task import FederatedData
+from simulation.population.federated_data import FederatedData
 
 # 256 bits.
 _BATCH_SEED_WORDS = 4

@@ -16,8 +16,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation.engine import lockstep
-from simulation.model import Model, Weights
-from simulation.tasks.task import FederatedData
+from simulation.model import Model, PerExample, Weights
+from simulation.population.federated_data import FederatedData
 
 # Clients whose sizes decide whether stacks pay, and the steps from which they do.
 _LOOKED_AT = 16
@@ -100,8 +100,9 @@ def build_training(
     """Returns local training on one client.
 
     It returns the trained weights, and the sums over examples of the loss and the
-    metrics in training, with their number: "num_examples", "loss" and the metrics'
-    names, all from the forward pass that the gradient needs.
+    metrics in training, with their number: "num_examples", "loss", the metrics' names
+    and "metric_weight" where the model has such, all from the forward pass that the
+    gradient needs. `model.compute_means` divides them.
     """
     if model.stackable:
         return _build_stacked_training(model, optimizer)
@@ -155,8 +156,16 @@ def _begin(
     specs = tuple(tf.TensorSpec(weight.shape, weight.dtype) for weight in weights)
     zero = tf.zeros([], tf.float32)
     sums = collections.OrderedDict(num_examples=zero, loss=zero)
-    sums.update((name, zero) for name in model.metrics)
+    sums.update((name, zero) for name in _list_metrics(model))
     return weights, optimizer.initialize(specs), sums
+
+
+def _list_metrics(model: Model) -> dict[str, PerExample]:
+    """Returns what is summed over examples beside the loss."""
+    metrics = dict(model.metrics)
+    if model.metric_weights is not None:
+        metrics["metric_weight"] = model.metric_weights
+    return metrics
 
 
 def _step(
@@ -190,7 +199,7 @@ def _step(
     found = collections.OrderedDict(
         num_examples=count if mask is None else tf.reduce_sum(mask), loss=total
     )
-    for name, metric in model.metrics.items():
+    for name, metric in _list_metrics(model).items():
         found[name] = average(metric(y, outputs))[0]
     sums = tf.nest.map_structure(tf.add, sums, found)
     return tuple(weights), optimizer_state, sums

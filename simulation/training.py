@@ -31,7 +31,8 @@ from simulation import (
     seeds,
     table,
 )
-from simulation.model import Model
+from simulation.model import Model, compute_means
+from simulation.population import held_data
 from simulation.tasks.task import Task
 
 METRICS_NAME = "metrics.csv"
@@ -119,6 +120,7 @@ class Training:
         privacy: The terms of the mechanism.
         options: How to train.
         engine: What runs the learning process.
+        evaluated: The test examples that are evaluated.
     """
 
     label: str
@@ -131,6 +133,7 @@ class Training:
     privacy: PrivacyTerms
     options: TrainingOptions
     engine: execution.Execution
+    evaluated: evaluation.EvaluationSet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,6 +146,8 @@ class TrainingResult:
         metrics: The table of all rounds.
         final: Loss and metrics of the final model on the test data; None without
             diagnostics.
+        clients: The same of each client, where test data have clients; None without
+            diagnostics.
         stopped: Why it ended before its last round, or None.
         seconds: Wall time of this process's rounds.
     """
@@ -151,6 +156,7 @@ class TrainingResult:
     ledger_state: ledger.LedgerState
     metrics: table.Table
     final: Mapping[str, float] | None
+    clients: evaluation.ClientMetrics | None
     stopped: str | None
     seconds: float
 
@@ -178,11 +184,15 @@ def run_training(training: Training, folder: pathlib.Path) -> TrainingResult:
     loop = _Loop(training, folder)
     stopped = loop.run()
     weights = loop.current.state.global_model_weights.trainable
+    clients = None
+    if training.options.diagnostics and training.task.has_test_users:
+        clients = loop.evaluate.evaluate_clients(weights)
     return TrainingResult(
         weights=weights,
         ledger_state=loop.ledger.state,
         metrics=loop.current.metrics,
         final=loop.evaluate(weights) if training.options.diagnostics else None,
+        clients=clients,
         stopped=stopped,
         seconds=time.monotonic() - started,
     )
@@ -205,7 +215,7 @@ class _Loop:
             num_epochs=training.options.client_epochs,
             padded=training.model.stackable,
         )
-        self.evaluate = evaluation.build_evaluation(training.model, training.task)
+        self.evaluate = evaluation.Evaluation(training.model, training.evaluated)
         initial = checkpoint.Checkpoint(
             state=training.learning_process.initialize(),
             ledger_state=ledger.build_ledger_state(
@@ -282,6 +292,7 @@ class _Loop:
             )
             for client_id in survivors
         ]
+        self._read_ahead(round_number + 1)
         try:
             output = training.learning_process.next(self.current.state, data)
         except execution.ClientError as error:
@@ -308,6 +319,15 @@ class _Loop:
             self._write_metrics()
             self._releases.release(row, completed, time.monotonic() - started)
         return row
+
+    def _read_ahead(self, round_number: int) -> None:
+        """Begins to read what the clients of a round need, while others work."""
+        training = self._training
+        data = training.task.train
+        on_workers = training.engine.engine is execution.Engine.RAY
+        if round_number < training.options.total_rounds and not on_workers:
+            if isinstance(data, held_data.HeldData):
+                data.read_ahead(training.cohorts.select(round_number))
 
     def _build_row(
         self, output: Any, round_number: int, num_joined: int, num_survivors: int
@@ -454,12 +474,7 @@ def _summarize(row: Mapping[str, table.Scalar], metric: str, epsilon_name: str) 
 
 def _average_clients(sums: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns training means over examples; None for a round without any."""
-    count = float(sums["num_examples"])
-    return {
-        f"train_{name}": float(value) / count if count else None
-        for name, value in sums.items()
-        if name != "num_examples"
-    }
+    return {f"train_{name}": value for name, value in compute_means(sums).items()}
 
 
 def _flatten_measurements(measurements: Any) -> dict[str, table.Scalar]:

@@ -16,12 +16,14 @@ import importlib.resources
 
 import numpy as np
 
-from simulation.model import (
+from simulation.image_models import (
     build_logistic_regression,
     build_mlp,
     build_small_cnn,
 )
-from simulation.tasks.task import ArrayData, Task
+from simulation.population.federated_data import ArrayData, build_pool
+from simulation.tasks.options import TaskOptions
+from simulation.tasks.task import Task
 
 IMAGE_SHAPE = (28, 28, 1)
 NUM_CLASSES = 10
@@ -32,8 +34,9 @@ _CLIENTS_PER_CLASS = 80
 _SPLIT_SEED = 20_210_212
 
 
-def build_task() -> Task:
+def build_task(options: TaskOptions) -> Task:
     """Returns the task `digits`: 800 clients with 5 images each, 1,000 held out."""
+    options.check_taken("digits")
     x, y = _load_images()
     clients, test = split(y)
     client_ids = tuple(f"user_{index:03d}" for index in range(len(clients)))
@@ -48,8 +51,8 @@ def build_task() -> Task:
             client_ids=client_ids,
             make=lambda client_id: (x[rows[client_id]], y[rows[client_id]]),
         ),
-        test_x=x[test],
-        test_y=y[test],
+        test=build_pool(x[test], y[test]),
+        has_test_users=False,
         models={
             "logistic_regression": functools.partial(
                 build_logistic_regression, IMAGE_SHAPE, NUM_CLASSES

@@ -13,8 +13,10 @@ import zlib
 import numpy as np
 import tensorflow_federated as tff
 
-from simulation.model import build_emnist_cnn, build_logistic_regression
-from simulation.tasks.task import ArrayData, Task
+from simulation.image_models import build_emnist_cnn, build_logistic_regression
+from simulation.population.federated_data import ArrayData, build_pool
+from simulation.tasks.options import TaskOptions
+from simulation.tasks.task import Task
 
 IMAGE_SHAPE = (28, 28, 1)
 NUM_CLASSES = 62
@@ -24,8 +26,9 @@ _NUM_TEST = 500
 _LARGEST_SHIFT = 3
 
 
-def build_task() -> Task:
+def build_task(options: TaskOptions) -> Task:
     """Returns the task `emnist_character_synthetic`."""
+    options.check_taken("emnist_character_synthetic")
     data = tff.simulation.datasets.emnist.get_synthetic()
     examples = list(data.create_tf_dataset_for_client(data.client_ids[0]))
     images = np.stack([example["pixels"].numpy() for example in examples])
@@ -44,8 +47,8 @@ def build_task() -> Task:
                 client_id, images, labels, count=EXAMPLES_PER_CLIENT
             ),
         ),
-        test_x=test_x,
-        test_y=test_y,
+        test=build_pool(test_x, test_y),
+        has_test_users=False,
         models={
             "emnist_cnn": functools.partial(build_emnist_cnn, IMAGE_SHAPE, NUM_CLASSES),
             "logistic_regression": functools.partial(

@@ -1,57 +1,11 @@
 """What a task is: clients with data, test data, models and the metric that counts."""
 
-import collections
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Protocol
-
-import numpy as np
-import tensorflow as tf
+from typing import Any
 
 from simulation.model import Model
-
-
-class DataError(ValueError):
-    """Data that cannot be trained on."""
-
-
-class FederatedData(Protocol):
-    """The data of many clients."""
-
-    @property
-    def client_ids(self) -> tuple[str, ...]:
-        """The clients, in a fixed order."""
-
-    def load(self, client_id: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns one client's x and y, with equally many examples.
-
-        Raises:
-            DataError: If the client's data cannot be trained on.
-        """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrayData:
-    """Clients whose examples are arrays in memory, made when they are asked for.
-
-    Attributes:
-        client_ids: The clients.
-        make: Returns a client's x and y, with equally many examples.
-    """
-
-    client_ids: tuple[str, ...]
-    make: Callable[[str], tuple[np.ndarray, np.ndarray]]
-
-    def load(self, client_id: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns one client's x and y. See `FederatedData`."""
-        x, y = self.make(client_id)
-        if len(x) != len(y):
-            raise DataError(
-                f"x and y of client {client_id} must have equally many examples. Found "
-                f"{len(x)} and {len(y)}."
-            )
-        check_finite(x, f"x of client {client_id}")
-        return x, y
+from simulation.population.federated_data import FederatedData
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,31 +13,41 @@ class Task:
     """A learning task.
 
     Attributes:
-        name: Its name in flags and outputs.
+        name: Its name in outputs. Where the data are made up, it says so.
         description: One sentence: what the data are, where they come from, and, for
             data that are not real, that they are not.
-        train: The clients' data.
-        test_x: Test examples, float32[M, ...].
-        test_y: Their labels, int32[M].
+        train: The clients' training data.
+        test: The test data, by client where they have clients.
+        has_test_users: Whether test data are of users, so that metrics of each mean
+            something.
         models: Builds a model, by name. The first is the default.
         metric: The name of the metric that the task is judged by.
+        validation: Data for choosing settings, or None.
+        identity: What says whether two runs had the same data, as JSON values.
+        eval_examples: The most test examples that an evaluation takes unless told;
+            None for all.
+        caveats: What a privacy statement does not cover because of the data: a
+            vocabulary that was counted on them, for example.
     """
 
     name: str
     description: str
     train: FederatedData
-    test_x: np.ndarray
-    test_y: np.ndarray
+    test: FederatedData
+    has_test_users: bool
     models: Mapping[str, Callable[[], Model]]
     metric: str
+    validation: FederatedData | None = None
+    identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    eval_examples: int | None = None
+    caveats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.test_x) != len(self.test_y) or not len(self.test_x):
-            raise ValueError(
-                "`test_x` and `test_y` must have equally many examples, at least one. "
-                f"Found {len(self.test_x)} and {len(self.test_y)}."
-            )
-        check_finite(self.test_x, "test_x")
+        for name in ("train", "test"):
+            if not getattr(self, name).client_ids:
+                raise ValueError(f"`{name}` must have clients. Found none.")
+        if not self.models:
+            raise ValueError("`models` must not be empty.")
 
     @property
     def num_clients(self) -> int:
@@ -104,17 +68,3 @@ class Task:
                 f"{self.name}. Found {name!r}."
             )
         return self.models[name]()
-
-
-def build_dataset(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
-    """Returns the data set of examples, for TFF's own algorithms and for evaluation."""
-    return tf.data.Dataset.from_tensor_slices(collections.OrderedDict(x=x, y=y))
-
-
-def check_finite(values: np.ndarray, name: str) -> None:
-    """Raises DataError if an entry is not a finite number."""
-    num_bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
-    if num_bad:
-        raise DataError(
-            f"`{name}` must be finite. Found {num_bad} values that are NaN or infinite."
-        )

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from simulation.tasks.task import ArrayData, Task
+from simulation.population.federated_data import ArrayData, build_pool
+from simulation.tasks.task import Task
 from tests.simulation import toys
 
 
@@ -25,8 +26,11 @@ def toy_task() -> Task:
             client_ids=tuple(str(index) for index in range(toys.NUM_CLIENTS)),
             make=toys.load_toy_client,
         ),
-        test_x=rng.normal(size=[20, *toys.SHAPE]).astype(np.float32),
-        test_y=rng.integers(toys.NUM_CLASSES, size=20).astype(np.int32),
+        test=build_pool(
+            rng.normal(size=[20, *toys.SHAPE]).astype(np.float32),
+            rng.integers(toys.NUM_CLASSES, size=20).astype(np.int32),
+        ),
+        has_test_users=False,
         models={"toy": toys.build_toy_model},
         metric="accuracy",
     )

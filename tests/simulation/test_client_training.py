@@ -13,8 +13,9 @@ import tensorflow_federated as tff
 
 from simulation import client_training, execution, learning
 from simulation.engine import local_context, lockstep, stage
-from simulation.model import build_logistic_regression, build_mlp
-from simulation.tasks.task import ArrayData
+from simulation.image_models import build_logistic_regression, build_mlp
+from simulation.model import compute_means
+from simulation.population.federated_data import ArrayData
 from tests.simulation import toys
 
 
@@ -238,6 +239,36 @@ class TestLockstep:
                 two["client_work"][name], rel=1e-5
             )
         assert one["client_work"]["num_examples"] == 3 * sum(self.SIZES)
+
+    @pytest.mark.parametrize("stackable", [True, False])
+    def test_metrics_are_over_their_weights_by_hand(self, context, stackable, rng):
+        model = dataclasses.replace(
+            MODELS["mlp"],
+            stackable=stackable,
+            metrics={"share": lambda y, _: tf.cast(y, tf.float32) + 0.25},
+            metric_weights=lambda y, _: tf.cast(y * y, tf.float32) + 0.5,
+        )
+        data = draw_data((8, 3, 0, 1, 5), rng)
+        process = build_process(model, OPTIMIZERS["sgd"])
+        output = process.next(process.initialize(), data)
+        [cut] = list_lockstep(context)
+        assert (cut is not None) is stackable
+        used = (np.unique(client[0]["batches"]) for client in data)
+        labels = np.concatenate(
+            [
+                client[0]["examples"]["y"][rows[rows > 0] - 1]
+                for client, rows in zip(data, used, strict=True)
+            ]
+        ).astype(np.float64)
+        assert len(labels) == 17
+        share = np.sum(labels + 0.25) / np.sum(labels**2 + 0.5)
+        sums = output.metrics["client_work"]
+        assert sums["metric_weight"] == pytest.approx(
+            3 * np.sum(labels**2 + 0.5), rel=1e-5
+        )
+        means = compute_means(sums)
+        assert means["share"] == pytest.approx(share, rel=1e-5)
+        assert means["loss"] == pytest.approx(sums["loss"] / (3 * 17), rel=1e-5)
 
     def test_a_client_alone_is_the_client_in_the_stack(self, context, rng):
         process = build_process(MODELS["mlp"], OPTIMIZERS["momentum"])

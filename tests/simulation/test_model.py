@@ -1,4 +1,4 @@
-"""Tests for models: values by hand, dropout, initial weights."""
+"""Tests for what models share: means, accuracy, dropout, initial kernels."""
 
 import numpy as np
 import pytest
@@ -6,47 +6,17 @@ import tensorflow as tf
 
 from simulation import model as models
 
-SHAPE = (28, 28, 1)
-BUILDERS = [
-    models.build_logistic_regression,
-    models.build_small_cnn,
-    models.build_emnist_cnn,
-]
-
-
-def test_logistic_regression_by_hand():
-    model = models.build_logistic_regression((1, 2, 1), 2)
-    weights = (
-        np.array([[1.0, 2.0], [3.0, 4.0]], np.float32),
-        np.array([0.5, -0.5], np.float32),
-    )
-    x = np.array([[[[1.0], [2.0]]]], np.float32)
-    logits = model.predict(weights, tf.constant(x), None)
-    assert logits.numpy().tolist() == [[7.5, 9.5]]
-    loss = model.compute_loss(tf.constant([1]), logits)
-    assert loss.numpy() == pytest.approx([np.log1p(np.exp(-2.0))], rel=1e-6)
-
-
-@pytest.mark.parametrize("build", BUILDERS)
-def test_outputs_have_one_row_an_example(build):
-    model = build(SHAPE, 7)
-    weights = model.initialize(np.random.default_rng(0))
-    assert all(weight.dtype == np.float32 for weight in weights)
-    for seed in (None, tf.constant([1, 2])):
-        assert model.predict(weights, tf.zeros([3, *SHAPE]), seed).shape == [3, 7]
-
-
-@pytest.mark.parametrize("build", BUILDERS)
-def test_initial_weights_follow_the_generator(build):
-    model = build(SHAPE, 7)
-    one, two = (model.initialize(np.random.default_rng(4)) for _ in range(2))
-    assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
-
 
 def test_kernels_have_glorot_variance():
-    kernel = models.build_emnist_cnn(SHAPE, 62).initialize(np.random.default_rng(1))[4]
-    fan = sum(kernel.shape)
-    assert np.var(kernel) == pytest.approx(2.0 / fan, rel=0.01)
+    for shape, fan in (([3136, 128], 3264), ([5, 5, 32, 64], 25 * 96)):
+        kernel = models.draw_glorot(np.random.default_rng(1), shape)
+        assert kernel.dtype == np.float32
+        assert np.var(kernel) == pytest.approx(2.0 / fan, rel=0.02)
+
+
+def test_biases_are_zero():
+    bias = models.draw_glorot(np.random.default_rng(1), [7])
+    assert np.array_equal(bias, np.zeros(7, np.float32))
 
 
 def test_accuracy_counts_in_graphs_of_tff_too():
@@ -57,10 +27,27 @@ def test_accuracy_counts_in_graphs_of_tff_too():
         assert session.run(values).tolist() == [1.0, 0.0, 1.0]
 
 
+class TestMeans:
+    def test_all_are_over_examples(self):
+        sums = {"num_examples": np.float32(4), "loss": np.float32(6), "accuracy": 3.0}
+        assert models.compute_means(sums) == {"loss": 1.5, "accuracy": 0.75}
+
+    def test_metrics_are_over_their_weights_and_the_loss_is_not(self):
+        sums = {"num_examples": 4.0, "loss": 6.0, "metric_weight": 12.0, "recall": 3.0}
+        assert models.compute_means(sums) == {"loss": 1.5, "recall": 0.25}
+
+    def test_there_is_none_of_nothing(self):
+        sums = {"num_examples": 0.0, "loss": 0.0, "accuracy": 0.0}
+        assert models.compute_means(sums) == {"loss": None, "accuracy": None}
+        sums = {"num_examples": 2.0, "loss": 1.0, "metric_weight": 0.0, "recall": 0.0}
+        assert models.compute_means(sums) == {"loss": 0.5, "recall": None}
+
+
 class TestDropout:
     def test_it_is_off_without_a_seed(self):
         x = tf.constant([1.0, 2.0])
         assert models.apply_dropout(x, 0.5, None) is x
+        assert models.fold_seed(None, 1) is None
 
     def test_share_and_scale(self):
         x = tf.ones([40_000])
@@ -76,15 +63,6 @@ class TestDropout:
         assert np.array_equal(draw([1, 2]), draw([1, 2]))
         assert not np.array_equal(draw([1, 2]), draw([1, 3]))
 
-    def test_the_network_uses_it_in_training_alone(self):
-        model = models.build_emnist_cnn(SHAPE, 5)
-        weights = model.initialize(np.random.default_rng(0))
-        x = tf.random.stateless_uniform([2, *SHAPE], [1, 1])
-        plain = model.predict(weights, x, None).numpy()
-        assert np.array_equal(plain, model.predict(weights, x, None).numpy())
-        one, two = (
-            model.predict(weights, x, tf.constant([1, number])).numpy()
-            for number in range(2)
-        )
+    def test_layers_have_seeds_of_their_own(self):
+        one, two = (models.fold_seed(tf.constant([1, 2]), layer) for layer in range(2))
         assert not np.array_equal(one, two)
-        assert not np.array_equal(one, plain)

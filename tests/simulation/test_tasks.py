@@ -5,8 +5,9 @@ import collections
 import numpy as np
 import pytest
 
+from simulation.population.federated_data import ArrayData, DataError, check_finite
 from simulation.tasks import TASK_NAMES, digits, load_task
-from simulation.tasks.task import ArrayData, DataError, Task
+from simulation.tasks.task import Task
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,10 @@ def read_labels(dataset) -> list[list[int]]:
 class TestDigits:
     def test_sizes(self, digits_task):
         assert digits_task.num_clients == 800
-        assert digits_task.test_x.shape == (1000, 28, 28, 1)
-        assert digits_task.test_x.dtype == np.float32
-        assert np.bincount(digits_task.test_y).tolist() == [100] * 10
+        x, y = digits_task.test.load("all")
+        assert x.shape == (1000, 28, 28, 1)
+        assert x.dtype == np.float32
+        assert np.bincount(y).tolist() == [100] * 10
         for client_id in digits_task.train.client_ids:
             assert len(digits_task.train.load(client_id)[1]) == 5
 
@@ -33,11 +35,11 @@ class TestDigits:
         images, labels = data.mnist_data()
         x = np.concatenate(
             [digits_task.train.load(name)[0] for name in digits_task.train.client_ids]
-            + [digits_task.test_x]
+            + [digits_task.test.load("all")[0]]
         )
         y = np.concatenate(
             [digits_task.train.load(name)[1] for name in digits_task.train.client_ids]
-            + [digits_task.test_y]
+            + [digits_task.test.load("all")[1]]
         )
         found = collections.Counter(
             (np.rint(image * 255).astype(np.uint8).tobytes(), int(label))
@@ -115,19 +117,19 @@ def build_task(**changes) -> Task:
         "name": "t",
         "description": "d",
         "train": DATA,
-        "test_x": np.zeros([2, 1], np.float32),
-        "test_y": np.zeros([2], np.int32),
-        "models": {},
+        "test": DATA,
+        "has_test_users": False,
+        "models": {"m": lambda: None},
         "metric": "accuracy",
     }
     return Task(**{**fields, **changes})
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_data_that_are_not_finite_are_refused(value):
-    x = np.array([[0.0], [value]], np.float32)
-    with pytest.raises(ValueError, match="`test_x` must be finite. Found 1 values"):
-        build_task(test_x=x)
+def test_values_that_are_not_finite_are_refused(value):
+    with pytest.raises(DataError, match="`x` must be finite. Found 1 values"):
+        check_finite(np.array([[0.0], [value]], np.float32), "x")
+    check_finite(np.array([[0], [1]], np.int64), "x")
 
 
 def test_a_client_whose_data_are_not_finite_is_named():
@@ -148,9 +150,12 @@ def test_a_client_with_more_labels_than_examples_is_named():
         data.load("a")
 
 
-def test_test_data_of_unequal_lengths_are_refused():
-    with pytest.raises(ValueError, match="equally many examples"):
-        build_task(test_y=np.zeros([3], np.int32))
+def test_a_task_without_clients_is_refused():
+    nobody = ArrayData(client_ids=(), make=lambda _: (np.zeros(0), np.zeros(0)))
+    for name in ("train", "test"):
+        with pytest.raises(ValueError, match=f"`{name}` must have clients"):
+            build_task(**{name: nobody})
+    assert build_task().num_clients == 1
 
 
 def test_unknown_names_are_refused(digits_task):

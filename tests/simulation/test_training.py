@@ -16,6 +16,7 @@ import tensorflow_federated as tff
 from simulation import (
     checkpoint,
     cohort,
+    evaluation,
     execution,
     learning,
     ledger,
@@ -73,6 +74,7 @@ def build_training(learning_process, toy_task, engine):
                 describe=lambda rounds: {"delta": 1e-3},
             ),
             options=training.TrainingOptions(**options),
+            evaluated=evaluation.select_evaluation_set(toy_task.test),
         )
 
     return build
@@ -278,7 +280,7 @@ class TestDamage:
         small = dataclasses.replace(
             build_training(), model=toys.build_toy_model(), label="other"
         )
-        model = toys.models.build_logistic_regression(toys.SHAPE, 2)
+        model = toys.build_logistic_regression(toys.SHAPE, 2)
         other = learning.build_federated_averaging(
             model,
             toys.CarriedMeanFactory(3.0),

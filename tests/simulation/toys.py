@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation import model as models
+from simulation.image_models import build_logistic_regression
 
 NUM_CLIENTS = 6
 NUM_CLASSES = 3
@@ -15,7 +16,7 @@ SHAPE = (2, 2, 1)
 
 def build_toy_model(*, dropout: bool = False) -> models.Model:
     """Returns logistic regression, with dropout on its input if asked for."""
-    model = models.build_logistic_regression(SHAPE, NUM_CLASSES)
+    model = build_logistic_regression(SHAPE, NUM_CLASSES)
     if not dropout:
         return model
 

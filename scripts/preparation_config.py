@@ -1,0 +1,130 @@
+"""The configuration of prepare_data: one field for each flag, validated."""
+
+import dataclasses
+import pathlib
+
+from simulation.population.partition import Partition, PartitionKind
+from simulation.population.split import SplitBy, SplitRule
+from simulation.tasks.options import DEFAULT_DATA_DIR
+
+_TABLES = ("csv", "parquet")
+# The flags that only some formats take, with these formats.
+_TAKEN_BY = {
+    "leaf_dataset": ("leaf",),
+    "celeba_images": ("leaf",),
+    "writers": ("idx",),
+    "test_writers": ("idx",),
+    "test_from": ("stack_exchange",),
+    "user_column": _TABLES,
+    "label_column": _TABLES,
+    "split_column": _TABLES,
+    "text_columns": _TABLES,
+    "feature_columns": _TABLES,
+    "partition": ("cifar", "images"),
+    "num_clients": ("cifar", "images"),
+    "classes_per_client": ("cifar", "images"),
+    "data_alpha": ("cifar", "images"),
+}
+_NEEDED = {
+    "leaf": ("leaf_dataset",),
+    "csv": ("user_column", "label_column", "name"),
+    "parquet": ("user_column", "label_column", "name"),
+    "npz": ("name",),
+    "images": ("name",),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparationConfig:
+    """What an import is told. The fields are the flags of scripts/prepare_data.py."""
+
+    format: str | None
+    input: str | None
+    data_dir: str | None
+    name: str | None
+    split: str | None
+    test_fraction: float
+    validation_fraction: float
+    data_seed: int
+    skip_bad: bool
+    overwrite: bool
+    leaf_dataset: str | None
+    celeba_images: str | None
+    writers: str | None
+    test_writers: str | None
+    test_from: str | None
+    user_column: str | None
+    label_column: str | None
+    split_column: str | None
+    text_columns: list[str] | None
+    feature_columns: list[str] | None
+    image_layout: str
+    image_size: int
+    grayscale: bool
+    partition: str | None
+    num_clients: int | None
+    classes_per_client: int | None
+    data_alpha: float | None
+
+    def __post_init__(self) -> None:
+        for name in ("format", "input"):
+            if not getattr(self, name):
+                raise ValueError(
+                    f"`{name}` must be given. Found {getattr(self, name)!r}."
+                )
+        if not pathlib.Path(str(self.input)).exists():
+            raise ValueError(
+                f"`input` must be a file or a folder. Found none at {self.input!r}."
+            )
+        for name, formats in _TAKEN_BY.items():
+            if getattr(self, name) is not None and self.format not in formats:
+                raise ValueError(
+                    f"`{name}` must be unset unless format is {' or '.join(formats)}. "
+                    f"Found {getattr(self, name)!r} for {self.format}."
+                )
+        for name in _NEEDED.get(str(self.format), ()):
+            if not getattr(self, name):
+                raise ValueError(
+                    f"`{name}` must be given for format {self.format}. Found "
+                    f"{getattr(self, name)!r}."
+                )
+        self.build_rule(has_splits=True)
+        if self.partition is not None:
+            self.build_partition(num_classes=0)
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """Where the file goes."""
+        return pathlib.Path(self.data_dir or DEFAULT_DATA_DIR).expanduser()
+
+    def build_rule(self, *, has_splits: bool) -> SplitRule:
+        """Returns how examples are divided.
+
+        Args:
+            has_splits: Whether the source says it.
+        """
+        by = SplitBy.SOURCE if has_splits else SplitBy.EXAMPLE
+        return SplitRule(
+            by=by if self.split is None else SplitBy(self.split),
+            test_fraction=self.test_fraction,
+            validation_fraction=self.validation_fraction,
+            seed=self.data_seed,
+        )
+
+    def build_partition(self, *, num_classes: int) -> Partition:
+        """Returns how examples without users are divided among clients.
+
+        Args:
+            num_classes: 100 for CIFAR-100, which has coarse labels.
+        """
+        has_coarse = num_classes == 100
+        kind = PartitionKind.PACHINKO if has_coarse else PartitionKind.DIRICHLET
+        if self.partition is not None:
+            kind = PartitionKind(self.partition)
+        return Partition(
+            kind=kind,
+            num_clients=self.num_clients or (500 if has_coarse else 100),
+            alpha=0.1 if self.data_alpha is None else self.data_alpha,
+            classes_per_client=self.classes_per_client or 2,
+            seed=self.data_seed,
+        )

@@ -1,0 +1,1 @@
+"""Populations: users and their examples, on disk, in memory, divided and read."""

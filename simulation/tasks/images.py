@@ -1,0 +1,345 @@
+"""EMNIST and CIFAR, in the files of TFF 0.87."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow_federated as tff
+
+from simulation import image_models
+from simulation.model import Model
+from simulation.population import layout as layouts
+from simulation.population.federated_data import ArrayData, Examples, FederatedData
+from simulation.population.partition import Partition, PartitionKind
+from simulation.population.sql_data import SqlData
+from simulation.sources.source import Feature, Kind
+from simulation.tasks import stored
+from simulation.tasks.options import TaskOptions
+from simulation.tasks.task import Task
+
+EMNIST_SHAPE, CIFAR_SHAPE = (28, 28, 1), (32, 32, 3)
+_NUM_CHARACTERS, _NUM_DIGITS, _NUM_LETTERS = 62, 10, 52
+_EMNIST_FEATURES = {
+    "pixels": Feature(kind=Kind.FLOAT, shape=(28, 28)),
+    "label": Feature(kind=Kind.INT64),
+}
+_CIFAR_FEATURES = {
+    "image": Feature(kind=Kind.INT64, shape=CIFAR_SHAPE),
+    "label": Feature(kind=Kind.INT64),
+}
+_EMNIST_COMMAND = (
+    "python -m scripts.prepare_data --format=leaf --leaf_dataset=femnist "
+    "--input=<folder all_data>, or --format=idx --input=<folder of idx files with "
+    "writers>"
+)
+# Per channel, of CIFAR-10's training images in [0, 1], as widely published.
+_CIFAR_MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32)
+_CIFAR_STDDEV = np.array([0.2470, 0.2435, 0.2616], np.float32)
+# FEMNIST of FedProx and Upcycled-FL: the letters a to j, which EMNIST calls 36 to 45.
+_FIRST_LOWER_CASE, _NUM_AF = 36, 10
+_AF_CLIENTS, _AF_CLASSES = 50, 5
+
+
+def _decode_emnist(features: Mapping[str, np.ndarray], *, first: int = 0) -> Examples:
+    """Returns x in [0, 1], 0 the background, and labels from 0 on."""
+    x = 1.0 - features["pixels"].reshape([-1, *EMNIST_SHAPE])
+    return x, (features["label"] - first).astype(np.int32)
+
+
+def _decode_cifar(features: Mapping[str, np.ndarray]) -> Examples:
+    """Returns x with mean 0 and standard deviation 1 a channel, and labels."""
+    x = features["image"].astype(np.float32) / np.float32(255.0)
+    return (x - _CIFAR_MEAN) / _CIFAR_STDDEV, features["label"].astype(np.int32)
+
+
+def build_emnist_character(options: TaskOptions) -> Task:
+    """Returns the task `emnist_character`: 62 classes."""
+    return _build_emnist(
+        options,
+        name="emnist_character",
+        only_digits=False,
+        num_classes=_NUM_CHARACTERS,
+        what="digits, upper-case and lower-case letters by writer",
+        models={
+            "emnist_cnn": image_models.build_emnist_cnn,
+            "fedavg_cnn": image_models.build_fedavg_cnn,
+            "conv_dropout_cnn": image_models.build_conv_dropout_cnn,
+            "logistic_regression": image_models.build_logistic_regression,
+        },
+    )
+
+
+def build_emnist_digits(options: TaskOptions) -> Task:
+    """Returns the task `emnist_digits`: 10 classes."""
+    return _build_emnist(
+        options,
+        name="emnist_digits",
+        only_digits=True,
+        num_classes=_NUM_DIGITS,
+        what="digits by writer",
+        models=_SMALL_MODELS,
+    )
+
+
+def build_emnist_letters(options: TaskOptions) -> Task:
+    """Returns the task `emnist_letters`: 52 classes, the digits left out."""
+    return _build_emnist(
+        options,
+        name="emnist_letters",
+        only_digits=False,
+        num_classes=_NUM_LETTERS,
+        what="upper-case and lower-case letters by writer",
+        models=_SMALL_MODELS,
+        first=_NUM_DIGITS,
+    )
+
+
+_SMALL_MODELS: Mapping[str, Callable[..., Model]] = {
+    "emnist_cnn": image_models.build_emnist_cnn,
+    "mlp": functools.partial(image_models.build_mlp, hidden_sizes=[256, 128, 16]),
+    "small_cnn": image_models.build_small_cnn,
+    "logistic_regression": image_models.build_logistic_regression,
+}
+
+
+def build_femnist_af(options: TaskOptions) -> Task:
+    """Returns the task `femnist_af`: the letters a to j, 5 of them a client.
+
+    Source: Li et al. 2020 (FedProx) and the Upcycled-FL experiments, with 50 clients.
+    """
+    options.check_taken("femnist_af", "data_name", "num_clients", "classes_per_client")
+    path, layout = _find_emnist(options)
+    partition = Partition(
+        kind=PartitionKind.SHARDS,
+        num_clients=options.num_clients or _AF_CLIENTS,
+        classes_per_client=options.classes_per_client or _AF_CLASSES,
+        seed=options.data_seed,
+    )
+
+    def keep(features: Mapping[str, np.ndarray]) -> np.ndarray:
+        letters = features["label"] - _FIRST_LOWER_CASE
+        return (letters >= 0) & (letters < _NUM_AF)
+
+    decode = functools.partial(_decode_emnist, first=_FIRST_LOWER_CASE)
+    train, test = stored.divide(
+        partition,
+        _read(path, "all_train", _EMNIST_FEATURES, decode),
+        _read(path, "all_test", _EMNIST_FEATURES, decode),
+        keep=keep,
+    )
+    return Task(
+        name="femnist_af",
+        description=(
+            f"EMNIST's lower-case letters a to j from {path}, their writers left "
+            f"aside: {partition.description}"
+        ),
+        train=train,
+        test=test,
+        has_test_users=True,
+        models=_bind(
+            {
+                "mlp": functools.partial(
+                    image_models.build_mlp, hidden_sizes=[196], dropout_rate=0.5
+                ),
+                "cnn": image_models.build_three_filter_cnn,
+            },
+            EMNIST_SHAPE,
+            _NUM_AF,
+        ),
+        metric="accuracy",
+        identity=stored.identify(path, layout),
+    )
+
+
+def build_cifar10(options: TaskOptions) -> Task:
+    """Returns the task `cifar10`."""
+    options.check_taken("cifar10", "data_name", *_PARTITION_OPTIONS)
+    layout = layouts.rename(layouts.PLAIN, options.data_name or "cifar10")
+    path = stored.find_file(
+        options,
+        layout,
+        fetch=None,
+        command=_CIFAR_COMMAND.format("cifar-10-python.tar.gz"),
+    )
+    return _build_cifar(
+        options,
+        path,
+        layout,
+        num_classes=10,
+        build=functools.partial(image_models.build_lenet, hidden_sizes=[384, 32]),
+    )
+
+
+def build_cifar100(options: TaskOptions) -> Task:
+    """Returns the task `cifar100`, as TFF divides it unless a partition is given."""
+    options.check_taken("cifar100", "synthetic_data", "data_name", *_PARTITION_OPTIONS)
+    datasets = tff.simulation.datasets.cifar100
+    layout = layouts.rename(layouts.CIFAR100, options.data_name)
+    build = functools.partial(image_models.build_lenet, hidden_sizes=[128, 32])
+    if options.synthetic_data:
+        return _build_tiny(
+            "cifar100",
+            datasets.get_synthetic(),
+            _decode_cifar,
+            _bind({"lenet": build}, CIFAR_SHAPE, 100),
+        )
+    path = stored.find_file(
+        options,
+        layout,
+        fetch=lambda folder: datasets.load_data(cache_dir=folder),
+        command=_CIFAR_COMMAND.format("cifar-100-python.tar.gz"),
+    )
+    return _build_cifar(options, path, layout, num_classes=100, build=build)
+
+
+_PARTITION_OPTIONS = (
+    "partition",
+    "num_clients",
+    "data_alpha",
+    "classes_per_client",
+)
+_CIFAR_COMMAND = (
+    "python -m scripts.prepare_data --format=cifar --input={} --partition=dirichlet"
+)
+
+
+def _build_cifar(
+    options: TaskOptions,
+    path: pathlib.Path,
+    layout: layouts.Layout,
+    *,
+    num_classes: int,
+    build: Callable[..., Model],
+) -> Task:
+    features = dict(_CIFAR_FEATURES)
+    if num_classes == 100:
+        features["coarse_label"] = Feature(kind=Kind.INT64)
+    stored_train = _read(path, "train", features, _decode_cifar)
+    stored_test = _read(path, "test", features, _decode_cifar)
+    train: FederatedData = stored.hold(stored_train, options)
+    test: FederatedData = stored.hold(stored_test, options)
+    partition = options.build_partition(num_clients=len(stored_train.client_ids))
+    how = "users as in the file"
+    if partition is not None:
+        train, test = stored.divide(partition, stored_train, stored_test)
+        how = f"its examples divided anew: {partition.description}"
+    return Task(
+        name=f"cifar{num_classes}",
+        description=f"CIFAR-{num_classes} from {path}, {how}",
+        train=train,
+        test=test,
+        has_test_users=True,
+        models=_bind(
+            {
+                "lenet": build,
+                "small_cnn": image_models.build_small_cnn,
+                "logistic_regression": image_models.build_logistic_regression,
+            },
+            CIFAR_SHAPE,
+            num_classes,
+        ),
+        metric="accuracy",
+        identity=stored.identify(path, layout),
+    )
+
+
+def _build_emnist(
+    options: TaskOptions,
+    *,
+    name: str,
+    only_digits: bool,
+    num_classes: int,
+    what: str,
+    models: Mapping[str, Callable[..., Model]],
+    first: int = 0,
+) -> Task:
+    options.check_taken(name, "synthetic_data", "data_name")
+    decode = functools.partial(_decode_emnist, first=first)
+    bound = _bind(models, EMNIST_SHAPE, num_classes)
+    if options.synthetic_data:
+        if first:
+            raise ValueError(
+                f"`synthetic_data` must be off for the task {name}: TFF's made-up set "
+                "has digits alone. Found True."
+            )
+        tiny = tff.simulation.datasets.emnist.get_synthetic()
+        return _build_tiny(name, tiny, decode, bound)
+    path, layout = _find_emnist(options)
+    prefix = "digits_only" if only_digits else "all"
+
+    def keep(features: Mapping[str, np.ndarray]) -> Examples:
+        letters = features["label"] >= first
+        return decode({key: value[letters] for key, value in features.items()})
+
+    train, test = (
+        _read(path, f"{prefix}_{split}", _EMNIST_FEATURES, keep)
+        for split in ("train", "test")
+    )
+    return Task(
+        name=name,
+        description=f"EMNIST's {what}, from {path}",
+        train=stored.hold(train, options),
+        test=stored.hold(test, options),
+        has_test_users=True,
+        models=bound,
+        metric="accuracy",
+        identity=stored.identify(path, layout),
+    )
+
+
+def _find_emnist(options: TaskOptions) -> tuple[pathlib.Path, layouts.Layout]:
+    layout = layouts.rename(layouts.EMNIST, options.data_name)
+    path = stored.find_file(
+        options,
+        layout,
+        fetch=lambda folder: tff.simulation.datasets.emnist.load_data(cache_dir=folder),
+        command=_EMNIST_COMMAND,
+    )
+    return path, layout
+
+
+def _read(
+    path: pathlib.Path,
+    split: str,
+    features: Mapping[str, Feature],
+    decode: Callable[[Mapping[str, np.ndarray]], Examples],
+) -> SqlData:
+    return SqlData(path=path, split=split, features=features, decode=decode)
+
+
+def _bind(
+    models: Mapping[str, Callable[..., Model]],
+    shape: tuple[int, int, int],
+    num_classes: int,
+) -> dict[str, Callable[[], Model]]:
+    return {
+        name: functools.partial(build, shape, num_classes)
+        for name, build in models.items()
+    }
+
+
+def _build_tiny(
+    name: str,
+    data: Any,
+    decode: Callable[[Mapping[str, np.ndarray]], Examples],
+    models: Mapping[str, Callable[[], Model]],
+) -> Task:
+    """Returns a task on a made-up set of TFF's, the same for training and test."""
+    features = {
+        client_id: stored.stack_tiny(data, client_id) for client_id in data.client_ids
+    }
+    clients = ArrayData(
+        client_ids=tuple(features), make=lambda client_id: decode(features[client_id])
+    )
+    return Task(
+        name=f"{name} (SYNTHETIC DATA)",
+        description=stored.describe_tiny(name, data),
+        train=clients,
+        test=clients,
+        has_test_users=True,
+        models=models,
+        metric="accuracy",
+        identity={"synthetic_data": True},
+    )
