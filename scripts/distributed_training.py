@@ -182,12 +182,23 @@ def _build_process(
         model,
         plan.factory,
         client_optimizer=tff.learning.optimizers.build_sgdm(config.client_lr),
-        server_optimizer=tff.learning.optimizers.build_sgdm(
-            config.server_lr, momentum=config.server_momentum or None
-        ),
+        server_optimizer=_build_server_optimizer(config),
         initial_weights=training.build_initial_weights(model, root),
         measure_clients=config.keeps_diagnostics,
     )
+
+
+def _build_server_optimizer(
+    config: TrainingConfig,
+) -> tff.learning.optimizers.Optimizer:
+    optimizers, momentum = tff.learning.optimizers, config.server_momentum
+    if config.server_optimizer == "sgd":
+        return optimizers.build_sgdm(config.server_lr, momentum=momentum or None)
+    adaptive = {"learning_rate": config.server_lr, "epsilon": config.server_epsilon}
+    if config.server_optimizer == "adagrad":
+        return optimizers.build_adagrad(**adaptive)
+    build = {"adam": optimizers.build_adam, "yogi": optimizers.build_yogi}
+    return build[config.server_optimizer](beta_1=momentum, **adaptive)
 
 
 def _build_cohorts(

@@ -27,6 +27,7 @@ RUN_FLAGS = (
     "experiment",
 )
 
+SERVER_OPTIMIZERS = ("sgd", "adagrad", "adam", "yogi")
 # What distributed_dp.modular takes.
 MAX_BITS = 32
 _LARGEST_CLIP = 1e15

@@ -39,7 +39,7 @@ def describe_run(
         "model": f"{model.name}, {model.num_parameters:,} parameters",
         "clients": f"SGD at {config.client_lr:g}, batch {config.batch_size}, "
         f"{config.client_epochs} local epoch(s)",
-        "server": f"SGD at {config.server_lr:g}, momentum {config.server_momentum:g}",
+        "server": _describe_server(config),
     }
     if config.keeps_diagnostics:
         lines["evaluated"] = _describe_evaluated(evaluated, task)
@@ -118,6 +118,15 @@ def summarize_results(
             "server_privacy": None if server is None else server.to_dict(),
         }
     return summary
+
+
+def _describe_server(config: TrainingConfig) -> str:
+    name, momentum = config.server_optimizer, config.server_momentum
+    title = "SGD" if name == "sgd" else name.capitalize()
+    text = f"{title} at {config.server_lr:g}"
+    if name != "adagrad":
+        text += f", {'momentum' if name == 'sgd' else 'beta_1'} {momentum:g}"
+    return text if name == "sgd" else f"{text}, epsilon {config.server_epsilon:g}"
 
 
 def _describe_evaluated(evaluated: evaluation.EvaluationSet, task: Task) -> str:

@@ -36,11 +36,27 @@ def _define_training_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "client_epochs", 1, "a client's passes over its examples", flag_values=values
     )
-    flags.DEFINE_float(
-        "server_lr", 1.0, "learning rate of the server's SGD", flag_values=values
+    flags.DEFINE_enum(
+        "server_optimizer",
+        "sgd",
+        run_flags.SERVER_OPTIMIZERS,
+        "what the server does with the mean update",
+        flag_values=values,
     )
     flags.DEFINE_float(
-        "server_momentum", 0.9, "momentum of the server's SGD", flag_values=values
+        "server_lr", 1.0, "learning rate of the server", flag_values=values
+    )
+    flags.DEFINE_float(
+        "server_momentum",
+        0.9,
+        "momentum of the server's SGD; beta_1 of Adam and Yogi",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "server_epsilon",
+        1e-3,
+        "what Adagrad, Adam and Yogi add to the root of the second moment",
+        flag_values=values,
     )
     flags.DEFINE_float(
         "dropout_rate",

@@ -49,8 +49,10 @@ class TrainingConfig:
     client_lr: float
     batch_size: int
     client_epochs: int
+    server_optimizer: str
     server_lr: float
     server_momentum: float
+    server_epsilon: float
     dropout_rate: float
     mechanism: str
     epsilon: float
@@ -91,6 +93,7 @@ class TrainingConfig:
             "num_stddevs",
             "client_lr",
             "server_lr",
+            "server_epsilon",
             "clients_per_round",
             "total_rounds",
             "batch_size",

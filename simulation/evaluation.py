@@ -6,6 +6,7 @@ into the outputs, so that two figures can be told to be of the same examples.
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ from simulation import table
 from simulation.model import Model, compute_means
 from simulation.population.federated_data import Examples, FederatedData
 
-_BATCH_SIZE = 500
+_LARGEST_BATCH = 500
+# Of a batch's outputs: 16 MB of float32.
+_LARGEST_OUTPUT = 1 << 22
 _DECILES = tuple(range(10, 100, 10))
 _WORST_FRACTION = 0.1
 
@@ -62,7 +65,8 @@ class EvaluationSet:
     def identify(self) -> dict[str, Any]:
         """Returns what says whether two evaluations are of the same, as JSON values."""
         digest = hashlib.sha256()
-        for client_id in self.client_ids:
+        # Sorted: what is evaluated, not in which order.
+        for client_id in sorted(self.client_ids):
             digest.update(f"{client_id}\0{self.limits.get(client_id)}\0".encode())
         return {
             "examples": self.num_examples,
@@ -171,17 +175,21 @@ class Evaluation:
     """
 
     def __init__(
-        self, model: Model, selected: EvaluationSet, *, batch_size: int = _BATCH_SIZE
+        self,
+        model: Model,
+        selected: EvaluationSet,
+        *,
+        batch_size: int | None = None,
     ) -> None:
         """Builds the graph.
 
         Args:
             model: The model.
             selected: What it is evaluated on.
-            batch_size: The most examples at a time.
+            batch_size: The most examples at a time; None for 500, or fewer where the
+                outputs are large.
         """
         self.selected = selected
-        self._batch_size = batch_size
         self._names = ("loss", *model.metrics)
         self._has_weights = model.metric_weights is not None
         weights = model.initialize(np.random.default_rng(0))
@@ -205,6 +213,7 @@ class Evaluation:
             return values
 
         self._compute_values = compute_values
+        self._batch_size = batch_size or _choose_batch_size(model, weights)
 
     def __call__(self, weights: WeightArrays) -> Mapping[str, float]:
         """Returns the mean loss and metrics over all examples; NaN without any."""
@@ -221,8 +230,8 @@ class Evaluation:
 
         Args:
             weights: The global model.
-            personalize: Makes each client's own weights of them; None evaluates the
-                global model.
+            personalize: Makes each client's own weights of them, which it cannot write
+                to; None evaluates the global model.
         """
         sums = self._sum_by_client(weights, personalize)
         rows = [
@@ -246,12 +255,13 @@ class Evaluation:
         names += ["metric_weight"] * self._has_weights
         sums = {name: np.zeros(len(self.selected.client_ids)) for name in names}
         tensors = _convert(weights)
+        shown = tuple(_protect(weight) for weight in weights)
         owner = None
         for owners, x, y in self._read_batches(mixed=personalize is None):
             if personalize is not None and owner != owners[0]:
                 owner = owners[0]
                 client_id = self.selected.client_ids[owner]
-                tensors = _convert(personalize(client_id, weights))
+                tensors = _convert(personalize(client_id, shown))
             values = self._compute_values(tensors, x, y)
             np.add.at(sums["num_examples"], owners, 1.0)
             for name, value in values.items():
@@ -278,6 +288,15 @@ class Evaluation:
             yield _join(waiting)
 
 
+def _choose_batch_size(model: Model, weights: WeightArrays) -> int:
+    """Returns the largest batch whose outputs take bounded memory."""
+    specs = tuple(tf.TensorSpec(weight.shape, weight.dtype) for weight in weights)
+    predict = tf.function(lambda weights, x: model.predict(weights, x, None))
+    traced = predict.get_concrete_function(specs, model.example_spec["x"])
+    size = math.prod(n for n in traced.structured_outputs.shape[1:] if n)
+    return max(1, min(_LARGEST_BATCH, _LARGEST_OUTPUT // size))
+
+
 def _join(parts: Sequence[Sequence[np.ndarray]]) -> Any:
     if len(parts) == 1:
         return parts[0]
@@ -286,6 +305,13 @@ def _join(parts: Sequence[Sequence[np.ndarray]]) -> Any:
 
 def _convert(weights: WeightArrays) -> tuple[tf.Tensor, ...]:
     return tuple(tf.convert_to_tensor(weight) for weight in weights)
+
+
+def _protect(weight: np.ndarray) -> np.ndarray:
+    """Returns a view that cannot be written: what one client does reaches no other."""
+    view = np.asarray(weight).view()
+    view.flags.writeable = False
+    return view
 
 
 def _digest(seed: int, client_id: str) -> bytes:

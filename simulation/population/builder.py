@@ -14,7 +14,7 @@ import os
 import pathlib
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,15 +45,16 @@ _NOBODY = ""
 _COMMIT_EVERY = 5_000
 _MAX_LISTED = 1_000
 _HASH_BLOCK = 1 << 20
+# Lists: of an array of another type, protobuf takes nothing and raises nothing.
 _FEATURES: Mapping[Kind, Callable[[Any], tf.train.Feature]] = {
     Kind.BYTES: lambda value: tf.train.Feature(
         bytes_list=tf.train.BytesList(value=[value])
     ),
     Kind.INT64: lambda value: tf.train.Feature(
-        int64_list=tf.train.Int64List(value=np.ravel(value))
+        int64_list=tf.train.Int64List(value=np.ravel(value).tolist())
     ),
     Kind.FLOAT: lambda value: tf.train.Feature(
-        float_list=tf.train.FloatList(value=np.ravel(value))
+        float_list=tf.train.FloatList(value=np.ravel(value).tolist())
     ),
 }
 
@@ -121,7 +122,7 @@ def build_population(
             its checks.
     """
     path = folder / job.layout.file_name
-    hashes = {file.name: hash_file(file) for file in job.source.files}
+    hashes = _hash_files(job.source.files)
     wanted = {
         "kind": job.kind,
         "files": hashes,
@@ -148,9 +149,9 @@ def build_population(
     except sqlite3.Error as error:
         raise DataError(
             f"{path} cannot be written: {error}. (Is another import writing it, or the "
-            "disk full?)"
+            f"disk full? If {staging.name} is damaged, delete it.)"
         ) from error
-    staging.unlink()
+    staging.unlink(missing_ok=True)
     return Outcome(path=path, manifest=manifest, was_there=False)
 
 
@@ -163,27 +164,42 @@ def hash_file(path: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
+def _hash_files(files: Sequence[pathlib.Path]) -> dict[str, str]:
+    """Returns the SHA-256 of each file, by its path below the folder of them all.
+
+    Files of several folders may have one name, and the folder may be the class.
+    """
+    if not files:
+        return {}
+    root = os.path.commonpath([file.absolute().parent for file in files])
+    return {
+        file.absolute().relative_to(root).as_posix(): hash_file(file) for file in files
+    }
+
+
 def serialize(features: Mapping[str, Feature], values: Mapping[str, Value]) -> bytes:
     """Returns an example as a serialised `tf.train.Example`.
 
     Raises:
-        ValueError: If a feature is missing, or of another shape.
+        ValueError: If a feature is missing, or of another shape or type.
     """
     if values.keys() != features.keys():
         raise ValueError(
             f"an example must have the features {sorted(features)}. Found "
             f"{sorted(values)}."
         )
+    parts = {}
     for name, feature in features.items():
-        if feature.kind is not Kind.BYTES and np.shape(values[name]) != feature.shape:
+        value = values[name]
+        if feature.kind is not Kind.BYTES and np.shape(value) != feature.shape:
             raise ValueError(
-                f"`{name}` must have shape {feature.shape}. Found "
-                f"{np.shape(values[name])}."
+                f"`{name}` must have shape {feature.shape}. Found {np.shape(value)}."
             )
-    parts = {
-        name: _FEATURES[feature.kind](values[name])
-        for name, feature in features.items()
-    }
+        try:
+            parts[name] = _FEATURES[feature.kind](value)
+        except (OverflowError, TypeError, ValueError) as error:
+            kind = feature.kind.value
+            raise ValueError(f"`{name}` must be {kind}: {error}.") from error
     example = tf.train.Example(features=tf.train.Features(feature=parts))
     return example.SerializeToString(deterministic=True)
 
@@ -197,8 +213,8 @@ def _take_present(path: pathlib.Path, job: Import, wanted: Any) -> Outcome:
         same = False
     if not same:
         raise DataError(
-            f"{path} is there, made of other files or with other options; give "
-            "--overwrite to replace it, or another --name."
+            f"{path} is there, made of other files or with other options, or without "
+            "its manifest; give --overwrite to replace it, or another --name."
         )
     return Outcome(path=path, manifest=manifest, was_there=True)
 
@@ -251,7 +267,7 @@ def _stage(staged: sqlite3.Connection, job: Import, on_progress: Progress) -> li
                 if not job.skip_bad:
                     raise
                 # A row for each record, also for those that are left out.
-                row = (_NOBODY, None, None, str(error).encode())
+                row = (_NOBODY, None, None, str(error).encode(errors="replace"))
             staged.execute("INSERT INTO staged VALUES (?, ?, ?, ?)", row)
             count += 1
             if count % _COMMIT_EVERY == 0:
@@ -259,8 +275,10 @@ def _stage(staged: sqlite3.Connection, job: Import, on_progress: Progress) -> li
                 staged.execute("BEGIN")
                 on_progress(count)
     finally:
-        # Also what came before an error or a signal.
-        staged.execute("COMMIT")
+        # Also what came before an error or a signal; not where the signal came between
+        # a COMMIT and its BEGIN, or a full disk has ended the transaction.
+        if staged.in_transaction:
+            staged.execute("COMMIT")
     on_progress(count)
     rows = staged.execute(f"SELECT proto FROM staged WHERE client_id = '{_NOBODY}'")
     return [str(error) for error in bad] + [row[0].decode() for row in rows]
@@ -271,6 +289,11 @@ def _build_row(
 ) -> tuple[str, str | None, int | None, bytes]:
     if not record.client_id:
         raise SourceError(record.place, "the user must not be empty. Found ''.")
+    if not _is_text(record.client_id):
+        raise SourceError(
+            record.place,
+            f"the user must be Unicode without NUL. Found {record.client_id!r}.",
+        )
     if by is SplitBy.SOURCE and record.split is None:
         raise SourceError(
             record.place,
@@ -279,11 +302,21 @@ def _build_row(
         )
     try:
         proto = serialize(features, record.features)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise SourceError(record.place, str(error)) from error
-    value = record.features.get(_LABEL)
-    label = int(value) if isinstance(value, int | np.integer) else None
+    label = None
+    if features.get(_LABEL) == Feature(kind=Kind.INT64):
+        label = int(np.asarray(record.features[_LABEL]))
     return record.client_id, record.split, label, proto
+
+
+def _is_text(name: str) -> bool:
+    """Returns whether SQLite gives a name back as it is."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in name
 
 
 def _write_final(
@@ -328,16 +361,18 @@ def _write_final(
         )
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
+        # A manifest never stands beside a file that it does not tell of.
+        path.with_name(job.layout.manifest_name).unlink(missing_ok=True)
         for feature, counter in counts.items():
             run_folder.write_text(
                 path.with_name(job.layout.name_count_file(feature)),
                 _format_counts(feature, counter),
                 durable=True,
             )
+        os.replace(partial, path)
         run_folder.write_text(
             path.with_name(job.layout.manifest_name), manifest.to_json(), durable=True
         )
-        os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return manifest

@@ -58,12 +58,10 @@ class HeldData:
 
     def load(self, client_id: str) -> Examples:
         """Returns one client's x and y. See `FederatedData`."""
-        with self._lock:
-            if client_id in self._held:
-                self._held.move_to_end(client_id)
-                return self._held[client_id]
-        examples = self._data.load(client_id)
-        self._hold(client_id, examples)
+        examples = self._find(client_id)
+        if examples is None:
+            examples = self._data.load(client_id)
+            self._hold(client_id, examples)
         return examples
 
     def read_ahead(self, client_ids: Sequence[str]) -> None:
@@ -91,12 +89,22 @@ class HeldData:
         num_bytes = 0
         for client_id in client_ids:
             try:
-                num_bytes += _measure(self.load(client_id))
+                examples = self._find(client_id) or self._data.load(client_id)
+                num_bytes += _measure(examples)
             # `load` will raise it where the client's name is added.
             except Exception:
                 continue
+            if num_bytes > self._max_bytes:
+                return
+            self._hold(client_id, examples)
             if num_bytes > self._max_bytes // 2:
                 return
+
+    def _find(self, client_id: str) -> Examples | None:
+        with self._lock:
+            if client_id in self._held:
+                self._held.move_to_end(client_id)
+            return self._held.get(client_id)
 
     def _hold(self, client_id: str, examples: Examples) -> None:
         size = _measure(examples)

@@ -77,7 +77,8 @@ class Partition:
         """Divides the training examples.
 
         All clients get equally many: the number of examples over that of clients,
-        rounded down. Examples that are left over belong to nobody.
+        rounded down, or, of SHARDS, what their shards hold, which is less where classes
+        are unbalanced. Examples that are left over belong to nobody.
 
         Args:
             labels: The class of each training example.
@@ -97,10 +98,13 @@ class Partition:
         if self.kind is PartitionKind.SHARDS:
             owners = self._draw_shards(labels, num_classes, rng)
             deal = functools.partial(_deal_shards, owners=owners)
-        else:
-            wishes = self._draw_wishes(labels, coarse, num_classes, rng)
-            deal = functools.partial(_allocate, wishes=wishes)
-        return Division(rows=deal(labels, rng=rng), deal=deal, rng=rng)
+            return Division(rows=deal(labels, rng=rng), deal=deal, rng=rng)
+        wishes = self._draw_wishes(labels, coarse, num_classes, rng)
+        rows = _allocate(labels, wishes=wishes, rng=rng)
+        # What clients got, not what they wished for: classes were used up.
+        counts = [np.bincount(labels[row], minlength=num_classes) for row in rows]
+        deal = functools.partial(_allocate_known, counts=np.array(counts))
+        return Division(rows=rows, deal=deal, rng=rng)
 
     def _draw_wishes(
         self,
@@ -156,9 +160,9 @@ class Partition:
                 f"of training examples, {len(labels)}. Found {wanted}."
             )
         left = counts // size
-        # The surplus goes from the largest classes.
+        # The surplus goes from the largest classes, of equal ones from any.
         for _ in range(int(left.sum()) - wanted):
-            left[np.argmax(left)] -= 1
+            left[rng.choice(np.flatnonzero(left == left.max()))] -= 1
         owners: list[list[int]] = []
         for client in range(self.num_clients):
             # First what must go: a class with as many shards as clients are left.
@@ -195,8 +199,21 @@ class Division:
     rng: np.random.Generator
 
     def follow(self, labels: np.ndarray) -> list[np.ndarray]:
-        """Returns the test examples' rows of each client, always the same ones."""
-        return self.deal(labels, rng=copy.deepcopy(self.rng))
+        """Returns the test examples' rows of each client, always the same ones.
+
+        Examples of classes that no client trains on belong to nobody.
+
+        Raises:
+            ValueError: If they are too few for every client to get one.
+        """
+        rows = self.deal(labels, rng=copy.deepcopy(self.rng))
+        if not all(map(len, rows)):
+            raise ValueError(
+                "`num_clients` must be small enough for each client to get a test "
+                f"example of each class it has. Found {len(rows)} clients, and "
+                f"{len(labels)} test examples."
+            )
+        return rows
 
 
 def _draw_dirichlet(
@@ -210,13 +227,25 @@ def _draw_dirichlet(
     return drawn / drawn.sum(axis=1, keepdims=True)
 
 
+def _allocate_known(
+    labels: np.ndarray, *, counts: np.ndarray, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Draws by the examples of each class that each client has, [clients, classes].
+
+    Examples of classes that no client has are left out.
+    """
+    known = np.flatnonzero(np.isin(labels, np.flatnonzero(counts.any(axis=0))))
+    rows = _allocate(labels[known], wishes=counts, rng=rng)
+    return [known[row] for row in rows]
+
+
 def _allocate(
     labels: np.ndarray, *, wishes: np.ndarray, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Draws equally many examples for each client, without replacement.
 
     A class that is used up is left out, and the wishes for the others are scaled up; a
-    client whose classes are all used up takes what there is most of.
+    client whose classes are all used up takes of the class there is most of.
     """
     num_clients, num_classes = wishes.shape
     pools = [
@@ -228,7 +257,9 @@ def _allocate(
         while len(rows[client]) < share:
             left = np.array([len(pool) for pool in pools])
             odds = wishes[client] * (left > 0)
-            odds = odds if odds.sum() > 0 else left.astype(float)
+            if odds.sum() <= 0:
+                most = rng.choice(np.flatnonzero(left == left.max()))
+                odds = np.eye(num_classes)[most]
             need = share - len(rows[client])
             drawn = np.minimum(rng.multinomial(need, odds / odds.sum()), left)
             for c in np.flatnonzero(drawn):

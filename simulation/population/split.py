@@ -85,8 +85,11 @@ class SplitRule:
         names: list[str] = []
         for name, fraction in zip((TEST, VALIDATION), self._fractions, strict=True):
             left = count - len(names)
+            # One is for training, and one for the validation if there are enough.
+            reserved = 1 + (name == TEST and self.validation_fraction > 0)
             if fraction and left > 1:
-                names += [name] * min(max(1, round(fraction * count)), left - 1)
+                room = max(1, left - reserved)
+                names += [name] * min(max(1, round(fraction * count)), room)
         return names + [TRAIN] * (count - len(names))
 
     def _digest(self, user: str) -> bytes:

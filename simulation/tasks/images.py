@@ -1,5 +1,6 @@
 """EMNIST and CIFAR, in the files of TFF 0.87."""
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from simulation.model import Model
 from simulation.population import layout as layouts
 from simulation.population.federated_data import ArrayData, Examples, FederatedData
 from simulation.population.partition import Partition, PartitionKind
-from simulation.population.sql_data import SqlData
+from simulation.population.sql_data import SqlData, read_splits
 from simulation.sources.source import Feature, Kind
 from simulation.tasks import stored
 from simulation.tasks.options import TaskOptions
@@ -149,7 +150,10 @@ def build_femnist_af(options: TaskOptions) -> Task:
             _NUM_AF,
         ),
         metric="accuracy",
-        identity=stored.identify(path, layout),
+        identity={
+            **stored.identify(path, layout),
+            "partition": partition.description,
+        },
     )
 
 
@@ -221,10 +225,12 @@ def _build_cifar(
     train: FederatedData = stored.hold(stored_train, options)
     test: FederatedData = stored.hold(stored_test, options)
     partition = options.build_partition(num_clients=len(stored_train.client_ids))
+    identity = stored.identify(path, layout)
     how = "users as in the file"
     if partition is not None:
         train, test = stored.divide(partition, stored_train, stored_test)
         how = f"its examples divided anew: {partition.description}"
+        identity["partition"] = partition.description
     return Task(
         name=f"cifar{num_classes}",
         description=f"CIFAR-{num_classes} from {path}, {how}",
@@ -241,7 +247,7 @@ def _build_cifar(
             num_classes,
         ),
         metric="accuracy",
-        identity=stored.identify(path, layout),
+        identity=identity,
     )
 
 
@@ -273,20 +279,55 @@ def _build_emnist(
         letters = features["label"] >= first
         return decode({key: value[letters] for key, value in features.items()})
 
-    train, test = (
-        _read(path, f"{prefix}_{split}", _EMNIST_FEATURES, keep)
-        for split in ("train", "test")
-    )
+    def read(split: str) -> FederatedData:
+        data = _read(path, f"{prefix}_{split}", _EMNIST_FEATURES, keep)
+        if first:
+            return _LetterData(data=data)
+        return data
+
     return Task(
         name=name,
         description=f"EMNIST's {what}, from {path}",
-        train=stored.hold(train, options),
-        test=stored.hold(test, options),
+        train=stored.hold(read("train"), options),
+        test=stored.hold(read("test"), options),
         has_test_users=True,
         models=bound,
         metric="accuracy",
         identity=stored.identify(path, layout),
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LetterData:
+    """EMNIST without its digits.
+
+    Attributes:
+        data: A split with all characters, whose `decode` leaves the digits out.
+    """
+
+    data: SqlData
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """The writers, also those who wrote digits alone."""
+        return self.data.client_ids
+
+    def count(self, client_id: str) -> int:
+        """Returns the number of a client's letters."""
+        return self.data.count(client_id) - self._digits.get(client_id, 0)
+
+    def load(self, client_id: str) -> Examples:
+        """Returns one client's x and y. See `FederatedData`."""
+        return self.data.load(client_id)
+
+    @functools.cached_property
+    def _digits(self) -> Mapping[str, int]:
+        """The number of each client's digits, which have splits of their own."""
+        split = self.data.split.replace("all", "digits_only")
+        if split not in read_splits(self.data.path):
+            return {}
+        digits = dataclasses.replace(self.data, split=split)
+        return {name: digits.count(name) for name in digits.client_ids}
 
 
 def _find_emnist(options: TaskOptions) -> tuple[pathlib.Path, layouts.Layout]:

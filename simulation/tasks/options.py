@@ -85,6 +85,16 @@ class TaskOptions:
                     f"`{field.name}` must be unset for the task {task}. "
                     f"Found {value!r}."
                 )
+        if self.synthetic_data:
+            # A made-up set comes from no file, with clients of its own.
+            for name in taken:
+                if name in ("synthetic_data", "vocabulary_size"):
+                    continue
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"`{name}` must be unset with `synthetic_data`. Found "
+                        f"{getattr(self, name)!r}."
+                    )
 
     def build_partition(self, *, num_clients: int) -> Partition | None:
         """Returns the partition that is asked for, or None.

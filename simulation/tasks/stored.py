@@ -48,12 +48,12 @@ def find_file(
     if fetch is not None and options.data_name is None:
         try:
             # Only a whole file gets the name that TFF takes for a whole file.
-            with _temporary_folder(options.folder) as folder, _short_timeout():
+            with _temporary_folder(options.folder) as folder, short_timeout():
                 fetch(str(folder))
                 shutil.move(folder / layout.file_name, path)
             return path
-        # TFF's loaders raise the standard library's errors: URLError, timeouts.
-        except OSError as error:
+        # URLError, but also what lzma, sqlite3 and TFF say of half a file.
+        except Exception as error:
             why = f"it cannot be fetched: {error}"
     named = f" --name={options.data_name}" if options.data_name else ""
     raise DataError(
@@ -70,7 +70,8 @@ def _temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def _short_timeout() -> Iterator[None]:
+def short_timeout() -> Iterator[None]:
+    """Lets no connection that is opened inside wait for long."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT_SECONDS)
     try:

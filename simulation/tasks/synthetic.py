@@ -90,7 +90,12 @@ def _build(options: TaskOptions, *, name: str, num_features: int) -> Task:
             ),
         },
         metric="accuracy",
-        identity={"generated": law, "num_clients": num_clients},
+        identity={
+            "generated": law,
+            "num_features": num_features,
+            "num_clients": num_clients,
+            "seed": options.data_seed,
+        },
     )
 
 

@@ -103,11 +103,11 @@ def build_sent140(options: TaskOptions) -> Task:
     caveats: tuple[str, ...] = ()
     if options.embedding_file is not None:
         words, embedding = read_embedding(options.embedding_file, size)
-        digest = hashlib.sha256(embedding.tobytes()).hexdigest()
-        identity["embedding"] = digest[:16]
+        identity["embedding"] = _digest(embedding.tobytes())
         how = f"vectors of {len(words):,} words from {options.embedding_file}"
     else:
         words = read_words(path.with_name(layout.name_count_file("tokens")), size)
+        identity["vocabulary"] = _digest("\n".join(words).encode())
         caveats = (describe_vocabulary(words),)
         how = f"learned vectors of {len(words):,} words"
     ids = {word: index + 1 for index, word in enumerate(words)}
@@ -159,6 +159,7 @@ class _Words:
             )
             words = read_words(self._find_counts("tokens"), size)
         self.ids = {word: index + 1 for index, word in enumerate(words)}
+        self._digest = _digest("\n".join(words).encode())
         self.caveat = describe_vocabulary(words)
 
     def read_tags(self) -> list[str]:
@@ -200,7 +201,10 @@ class _Words:
             test=stored.hold(test, self._options),
             has_test_users=True,
             eval_examples=_EVAL_EXAMPLES,
-            identity=stored.identify(self._path, self._layout),
+            identity={
+                **stored.identify(self._path, self._layout),
+                "vocabulary": self._digest,
+            },
             **fields,
         )
 
@@ -242,16 +246,24 @@ class _Words:
             "tokens": self._datasets.load_word_counts,
             "tags": self._datasets.load_tag_counts,
         }[feature]
-        try:
-            load(cache_dir=str(self._path.parent))
-        # Keras raises a bare Exception where it cannot fetch.
-        except Exception as error:
-            raise DataError(
-                f"`data_dir` must hold {name} beside {self._path.name}. Found none in "
-                f"{self._path.parent}, and it cannot be fetched: {error}. Make both "
-                f"with: {_STACK_EXCHANGE_COMMAND}"
-            ) from error
-        return fetched
+        named, why = "", "TFF has no such counts to fetch"
+        if self._options.data_name is not None:
+            named = f" --name={self._options.data_name}"
+        else:
+            try:
+                with stored.short_timeout():
+                    load(cache_dir=str(self._path.parent))
+                if fetched.is_file():
+                    return fetched
+                why = "Keras put what it fetched elsewhere"
+            # Keras raises a bare Exception where it cannot fetch.
+            except Exception as error:
+                why = f"it cannot be fetched: {error}"
+        raise DataError(
+            f"`data_dir` must hold {name} beside {self._path.name}. Found none in "
+            f"{self._path.parent}, and {why}. Make both with: "
+            f"{_STACK_EXCHANGE_COMMAND}{named}"
+        )
 
 
 def read_words(path: pathlib.Path, size: int) -> list[str]:
@@ -260,17 +272,24 @@ def read_words(path: pathlib.Path, size: int) -> list[str]:
     Raises:
         DataError: If there is no such file, or a line is of another form.
     """
-    words = []
-    for number, line in enumerate(_read_text(path).splitlines()[:size], 1):
+    # A set that keeps the order. Ids count the words, so that none may come twice.
+    words: dict[str, None] = {}
+    # Not `splitlines`: a word may hold what that takes for the end of a line.
+    lines = _read_text(path).removesuffix("\n").split("\n")
+    for number, line in enumerate(lines[:size], 1):
+        if lines == [""]:
+            raise DataError(f"{path} must have words. Found none.")
         word, _, count = line.rpartition(" ")
-        if not word or not count.isdigit():
+        if not word or not count.isdecimal():
             raise DataError(
                 f"{path}, line {number} must be a word and its count. Found {line!r}."
             )
-        words.append(word)
-    if not words:
-        raise DataError(f"{path} must have words. Found none.")
-    return words
+        if word in words:
+            raise DataError(
+                f"{path}, line {number} must have another word. Found {word!r} twice."
+            )
+        words[word] = None
+    return list(words)
 
 
 def read_tags(path: pathlib.Path, size: int) -> list[str]:
@@ -293,7 +312,8 @@ def read_embedding(path: pathlib.Path, size: int) -> tuple[list[str], np.ndarray
     """Returns the first words of a file of vectors, and the vectors of all ids.
 
     Args:
-        path: Lines of a word and its numbers, divided by spaces, as GloVe's.
+        path: Lines of a word and its numbers, divided by spaces, as GloVe's. Of a word
+            that comes twice the first line counts.
         size: The most words.
 
     Returns:
@@ -303,8 +323,9 @@ def read_embedding(path: pathlib.Path, size: int) -> tuple[list[str], np.ndarray
     Raises:
         DataError: If there is no such file, or a line is of another form.
     """
-    words: list[str] = []
+    words: dict[str, None] = {}
     rows: list[np.ndarray] = []
+    number = 0
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -318,8 +339,9 @@ def read_embedding(path: pathlib.Path, size: int) -> tuple[list[str], np.ndarray
                         f"{path}, line {number} must be a word and as many finite "
                         f"numbers as the other lines have. Found {len(vector)}."
                     )
-                words.append(word)
-                rows.append(vector)
+                if word not in words:
+                    words[word] = None
+                    rows.append(vector)
     except OSError as error:
         raise DataError(
             f"`embedding_file` must be readable. Found {path}: {error.strerror}."
@@ -327,11 +349,14 @@ def read_embedding(path: pathlib.Path, size: int) -> tuple[list[str], np.ndarray
     except ValueError as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}, line {len(words) + 1}: {error}.") from error
+        # What cannot be decoded is in the block after the last line that was read.
+        after = " or later" if isinstance(error, UnicodeDecodeError) else ""
+        raise DataError(f"{path}, line {number}{after}: {error}.") from error
     if not rows:
         raise DataError(f"{path} must have words. Found none.")
     matrix = np.stack(rows)
-    return words, np.concatenate([np.zeros_like(matrix[:1]), matrix, [matrix.mean(0)]])
+    table = np.concatenate([np.zeros_like(matrix[:1]), matrix, [matrix.mean(0)]])
+    return list(words), table
 
 
 def decode_sentences(
@@ -393,6 +418,10 @@ def decode_labelled(
         words = _split(sentence)[:sequence_length]
         row[: len(words)] = [ids.get(word, len(ids) + 1) for word in words]
     return x, features["label"].astype(np.int32)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _split(text: bytes) -> list[str]:
