@@ -95,17 +95,15 @@ def _build_source(
         )
         return posts, layout.STACKOVERFLOW, True, None
     if config.format in ("csv", "parquet"):
+        columns, names = config.feature_columns, config.labels
         rows = table.TableSource(
             path=path,
             user_column=config.user_column or "",
             label_column=config.label_column or "",
             text_columns=tuple(config.text_columns or ()),
             split_column=config.split_column,
-            feature_columns=(
-                None
-                if config.feature_columns is None
-                else tuple(config.feature_columns)
-            ),
+            feature_columns=None if columns is None else tuple(columns),
+            labels=None if names is None else tuple(names),
         )
         return rows, layout.PLAIN, config.split_column is not None, rows.classes
     if config.format == "npz":

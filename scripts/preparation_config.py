@@ -20,6 +20,7 @@ _TAKEN_BY = {
     "split_column": _TABLES,
     "text_columns": _TABLES,
     "feature_columns": _TABLES,
+    "labels": _TABLES,
     "partition": ("cifar", "images"),
     "num_clients": ("cifar", "images"),
     "classes_per_client": ("cifar", "images"),
@@ -58,6 +59,7 @@ class PreparationConfig:
     split_column: str | None
     text_columns: list[str] | None
     feature_columns: list[str] | None
+    labels: list[str] | None
     image_layout: str
     image_size: int
     grayscale: bool

@@ -115,6 +115,7 @@ def _define_format_flags(values: flags.FlagValues) -> None:
     for name, text in (
         ("text_columns", "columns of text"),
         ("feature_columns", "numeric columns to learn from (unset: all others)"),
+        ("labels", "names of the classes, in order (unset: those that occur)"),
     ):
         flags.DEFINE_list(name, None, f"csv, parquet: {text}", flag_values=values)
     flags.DEFINE_enum(

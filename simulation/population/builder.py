@@ -440,7 +440,9 @@ def _count_parts(
         example = tf.train.Example.FromString(proto).features.feature
         for name, separator in separators.items():
             text = example[name].bytes_list.value[0].decode("utf-8")
-            found[name].update(part for part in text.split(separator) if part)
+            found[name].update(
+                part for part in text.split(separator.strip() or None) if part
+            )
     for name, counter in found.items():
         by_user = name in _COUNTED_BY_USER
         counts[name].update(counter.keys() if by_user else counter)

@@ -129,6 +129,11 @@ class TableSource(source.Source):
         features[LABEL] = source.Feature(kind=source.Kind.INT64)
         return features
 
+    @property
+    def separators(self) -> Mapping[str, str]:
+        """The words of the texts are counted."""
+        return {name: " " for name in self._text_columns}
+
     @functools.cached_property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the labels in order; None where the labels are integers.

@@ -133,8 +133,9 @@ def build_femnist_af(options: TaskOptions) -> Task:
     return Task(
         name="femnist_af",
         description=(
-            f"EMNIST's lower-case letters a to j from {path}, their writers left "
-            f"aside: {partition.description}"
+            f"EMNIST's lower-case letters a to j from "
+            f"{stored.describe(path, layout)}, their writers left aside: "
+            f"{partition.description}"
         ),
         train=train,
         test=test,
@@ -233,7 +234,9 @@ def _build_cifar(
         identity["partition"] = partition.description
     return Task(
         name=f"cifar{num_classes}",
-        description=f"CIFAR-{num_classes} from {path}, {how}",
+        description=(
+            f"CIFAR-{num_classes} from {stored.describe(path, layout)}, {how}"
+        ),
         train=train,
         test=test,
         has_test_users=True,
@@ -287,7 +290,7 @@ def _build_emnist(
 
     return Task(
         name=name,
-        description=f"EMNIST's {what}, from {path}",
+        description=f"EMNIST's {what}, from {stored.describe(path, layout)}",
         train=stored.hold(read("train"), options),
         test=stored.hold(read("test"), options),
         has_test_users=True,

@@ -56,8 +56,8 @@ def build_task(options: TaskOptions) -> Task:
     return Task(
         name=options.data_name,
         description=(
-            f"{kind.what} in {manifest.num_classes} classes from {path}, imported from "
-            f"{manifest.source}"
+            f"{kind.what} in {manifest.num_classes} classes from "
+            f"{stored.describe(path, layout)}"
         ),
         train=stored.hold(train, options),
         test=stored.hold(test, options),

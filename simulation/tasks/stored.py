@@ -94,6 +94,16 @@ def identify(path: pathlib.Path, layout: Layout) -> dict[str, Any]:
     return found
 
 
+def describe(path: pathlib.Path, layout: Layout) -> str:
+    """Returns a file's place and, if it was imported, what from."""
+    manifest = path.with_name(layout.manifest_name)
+    if not manifest.is_file():
+        return str(path)
+    files = list(read_manifest(manifest).files)
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return f"{path} (made of {', '.join(files[:3])}{more})"
+
+
 def hold(data: FederatedData, options: TaskOptions) -> HeldData:
     """Returns data of which as much stays in memory as the options allow."""
     return HeldData(data, max_bytes=options.hold_mb * _BYTES_PER_MB)
@@ -124,6 +134,7 @@ def divide(
         division = partition.divide(
             pooled_train["label"], coarse=pooled_train.get("coarse_label")
         )
+        followed = division.follow(pooled_test["label"])
     except ValueError as error:
         raise DataError(str(error)) from error
     names = [f"part_{index:05d}" for index in range(partition.num_clients)]
@@ -137,11 +148,12 @@ def divide(
             chosen = mine[client_id]
             return data.decode({name: part[chosen] for name, part in pool.items()})
 
-        return ArrayData(client_ids=tuple(mine), make=make)
+        counts = {name: len(owned) for name, owned in mine.items()}
+        return ArrayData(client_ids=tuple(mine), make=make, counts=counts)
 
     return (
         build(pooled_train, division.rows, train),
-        build(pooled_test, division.follow(pooled_test["label"]), test),
+        build(pooled_test, followed, test),
     )
 
 

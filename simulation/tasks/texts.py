@@ -121,7 +121,9 @@ def build_sent140(options: TaskOptions) -> Task:
     )
     return Task(
         name="sent140",
-        description=f"the sentiment of tweets from {path}; {how}",
+        description=(
+            f"the sentiment of tweets from {stored.describe(path, layout)}; {how}"
+        ),
         train=stored.hold(train, options),
         test=stored.hold(test, options),
         has_test_users=True,
@@ -193,8 +195,9 @@ class _Words:
         return Task(
             name=name,
             description=(
-                f"{what} from {self._path}, vocabulary of {len(self.ids):,} words, of "
-                f"a user the first {_MAX_EXAMPLES} sentences"
+                f"{what} from {stored.describe(self._path, self._layout)}, "
+                f"vocabulary of {len(self.ids):,} words, of a user the first "
+                f"{_MAX_EXAMPLES} sentences"
             ),
             train=stored.hold(train, self._options),
             validation=validation,

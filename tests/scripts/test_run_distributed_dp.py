@@ -173,7 +173,7 @@ class TestBadInput:
         monkeypatch.setattr(
             distributed_training,
             "load_task",
-            lambda _: dataclasses.replace(task, train=broken),
+            lambda *_: dataclasses.replace(task, train=broken),
         )
         with pytest.raises(
             process.UserError, match="of client user_...` must be finite"

@@ -536,3 +536,26 @@ class TestMemory:
         sizes = [50] * 40
         most = self.measure(sizes, batch_size=60, max_examples=1_010)
         assert most <= 120 + 3 * 50 < sum(sizes)
+
+    @pytest.mark.parametrize(
+        ("output", "examples", "batch"), [(3, 1_000, 500), (1 << 20, 8, 4)]
+    )
+    def test_batches_are_smaller_where_outputs_are_large(self, output, examples, batch):
+        toy = toys.build_toy_model()
+
+        def count(labels, outputs):
+            return tf.fill(tf.shape(labels), tf.cast(tf.shape(outputs)[0], tf.float32))
+
+        model = Model(
+            name="wide",
+            initialize=toy.initialize,
+            predict=lambda weights, x, seed: tf.tile(
+                tf.reshape(x, [-1, 4])[:, :1], [1, output]
+            ),
+            compute_loss=lambda labels, outputs: outputs[:, 0],
+            metrics={"batch": count},
+            example_spec=toy.example_spec,
+        )
+        found = evaluate(model, build_data({"a": examples}))
+        # The mean over examples of how many are in their batch.
+        assert found(draw_weights(model))["batch"] == batch

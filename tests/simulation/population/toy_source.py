@@ -6,6 +6,8 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from simulation.population import builder, layout, split
 from simulation.sources import source
 
@@ -97,3 +99,21 @@ def read_rows(path: pathlib.Path) -> dict[str, list[tuple]]:
         }
     finally:
         connection.close()
+
+
+def list_names(folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def read_labels(path: pathlib.Path) -> dict[str, dict[str, list[int]]]:
+    """Returns the labels of each user in each split, in the file's order."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for _, name, user, proto in read_rows(path)["examples"]:
+        feature = tf.train.Example.FromString(proto).features.feature["label"]
+        found.setdefault(name, {}).setdefault(user, []).extend(feature.int64_list.value)
+    return found
+
+
+def make_many(size: int) -> list:
+    """Returns records of 97 users who take turns."""
+    return [record(f"user {n % 97}", label=n) for n in range(size)]
