@@ -46,10 +46,11 @@ lint: $(STAMP) ## Check style, types and import rules only
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP) ## Time the operations, the engine and its scale, as ratios
+bench: $(STAMP) ## Time the operations, the engine, its scale and its data, as ratios
 	$(BIN)/python -m benchmarks.ops
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.data
 
 env: $(STAMP) ## Build .venv from the lock and do nothing else
 

@@ -28,6 +28,10 @@ _TAKEN_BY = {
 }
 _NEEDED = {
     "leaf": ("leaf_dataset",),
+    # TFF would take any file of its own names, emnist_all and stackoverflow, for its
+    # data: whoever wants that says so.
+    "idx": ("name",),
+    "stack_exchange": ("name",),
     "csv": ("user_column", "label_column", "name"),
     "parquet": ("user_column", "label_column", "name"),
     "npz": ("name",),

@@ -1,10 +1,10 @@
 """Turns files that people have into the SQLite files that TFF, and our tasks, read.
 
-  python -m scripts.prepare_data --format=idx --input=mnist_folder
+  python -m scripts.prepare_data --format=idx --input=mnist_folder --name=qmnist
   python -m scripts.prepare_data --format=leaf --leaf_dataset=sent140 --input=all_data
   python -m scripts.prepare_data --format=cifar --input=cifar-10-python.tar.gz \\
       --partition=dirichlet --num_clients=100
-  python -m scripts.prepare_data --format=stack_exchange --input=Posts.xml
+  python -m scripts.prepare_data --format=stack_exchange --input=Posts.xml --name=beer
   python -m scripts.prepare_data --format=csv --input=table.csv --name=mine \\
       --user_column=user --label_column=label
 
@@ -46,8 +46,9 @@ def _define_general_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "name",
         None,
-        "name of the data: the task own takes it. Unset: that of the task for which "
-        "the format is known",
+        "name of the data, which tasks take by --data_name; emnist_all and "
+        "stackoverflow are what TFF and the tasks read without one (unset, for leaf "
+        "and cifar: the data set's own)",
         flag_values=values,
     )
     flags.DEFINE_enum(

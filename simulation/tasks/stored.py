@@ -55,10 +55,10 @@ def find_file(
         # URLError, but also what lzma, sqlite3 and TFF say of half a file.
         except Exception as error:
             why = f"it cannot be fetched: {error}"
-    named = f" --name={options.data_name}" if options.data_name else ""
     raise DataError(
         f"`data_dir` must hold {layout.file_name}. Found no {path}, and {why}. Make it "
-        f"with: {command}{named}. (Some tasks have made-up data: --synthetic_data.)"
+        f"with: {command} --name={layout.stem}. (Some tasks have made-up data: "
+        "--synthetic_data.)"
     )
 
 

@@ -89,12 +89,13 @@ class TestFlags:
             (["--format=csv", "--input=/nowhere"], "Found none at '/nowhere'"),
             (["--format=leaf", "--input=."], "`leaf_dataset` must be given"),
             (["--format=npz", "--input=."], "`name` must be given for format npz"),
+            (["--format=idx", "--input=."], "`name` must be given for format idx"),
             (
                 ["--format=npz", "--input=.", "--name=x", "--user_column=u"],
                 "`user_column` must be unset unless format is csv or parquet",
             ),
             (
-                ["--format=idx", "--input=.", "--test_fraction=1"],
+                ["--format=idx", "--input=.", "--name=x", "--test_fraction=1"],
                 r"`test_fraction` must be in \[0, 1\). Found 1.0",
             ),
             (
