@@ -95,7 +95,12 @@ def run(config: TrainingConfig) -> RunOutcome:
             num_epochs=config.client_epochs,
         )
         plans = build_plans(
-            config, num_clients=task.num_clients, dim=model.num_parameters, root=root
+            config,
+            num_clients=task.num_clients,
+            dim=model.num_parameters,
+            root=root,
+            identity=task.identity,
+            caveats=task.caveats,
         )
         settings = _describe_settings(config, task, model, plans, root, evaluated)
         path = choose_folder(config, settings)
@@ -263,7 +268,7 @@ def _describe_settings(
         "data": {
             "users": task.num_clients,
             **task.identity,
-            "evaluated": evaluated.identify(),
+            **({"evaluated": evaluated.identify()} if config.keeps_diagnostics else {}),
         },
         "versions": flags.read_versions(),
         # Other sources would not repeat the rounds that a crash took away.
@@ -320,7 +325,7 @@ def _write_results(
         results,
         plans,
         dropout_rate=config.dropout_rate,
-        evaluated=evaluated,
+        evaluated=evaluated if config.keeps_diagnostics else None,
     )
     run_folder.write_json(path / _RESULTS_NAME, summary)
     return [*files, path / _RESULTS_NAME, path / "tensorboard"]

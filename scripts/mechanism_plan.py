@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,9 @@ from simulation import ledger, seeds, table
 # The delta at which every epsilon is also given: 1 / N is weak.
 REFERENCE_DELTA = 1e-5
 # What changes nothing that is released: the same noise then gives the same release.
-_WITHOUT_EFFECT = frozenset({"compare_central", "eval_every", "checkpoint_every"})
+_WITHOUT_EFFECT = frozenset(
+    {"compare_central", "eval_every", "eval_examples", "checkpoint_every"}
+)
 SEEDED_NOTE = (
     "this run has a root seed, which stands in config.json: no epsilon holds against "
     "those who know or guess it, or see another run with it on other data; rounds lost "
@@ -210,7 +212,13 @@ def _compute_statement(
 
 
 def build_plans(
-    config: TrainingConfig, *, num_clients: int, dim: int, root: seeds.RootSeed
+    config: TrainingConfig,
+    *,
+    num_clients: int,
+    dim: int,
+    root: seeds.RootSeed,
+    identity: Mapping[str, Any] | None = None,
+    caveats: Sequence[str] = (),
 ) -> list[MechanismPlan]:
     """Returns the mechanism of a run, and the central Gaussian to compare it with.
 
@@ -219,6 +227,9 @@ def build_plans(
         num_clients: N.
         dim: The number of the model's parameters.
         root: The root of the streams.
+        identity: What tells the task's data from others, as JSON values: other data
+            draw other noise.
+        caveats: What the data keep the statements from covering.
 
     Raises:
         ValueError: If no noise reaches the target, naming the knob to turn.
@@ -229,13 +240,19 @@ def build_plans(
     notes = [SEEDED_NOTE] if root.reproducible else []
     if len(kinds) > 1:
         notes.append(COMPARED_NOTE)
-    return [
-        dataclasses.replace(
-            _build_plan(config, kind, num_clients=num_clients, dim=dim, root=root),
-            not_covered=tuple(notes),
+    notes += caveats
+    plans = []
+    for kind in kinds:
+        name = "none" if kind is None else kind.value
+        plan = _build_plan(
+            config,
+            kind,
+            num_clients=num_clients,
+            dim=dim,
+            noise_root=_scope_noise(config, root, name, identity or {}),
         )
-        for kind in kinds
-    ]
+        plans.append(dataclasses.replace(plan, not_covered=tuple(notes)))
+    return plans
 
 
 def _build_plan(
@@ -244,7 +261,7 @@ def _build_plan(
     *,
     num_clients: int,
     dim: int,
-    root: seeds.RootSeed,
+    noise_root: seeds.RootSeed,
 ) -> MechanismPlan:
     scheme = accounting.CohortScheme(
         config.sampling_kind, num_clients, config.clients_per_round
@@ -284,10 +301,8 @@ def _build_plan(
             accountant=accountant,
             **_read_quantile(adaptive_clip),
         )
-    name = "none" if kind is None else kind.value
-    noise_root = _scope_noise(config, root, name)
     return MechanismPlan(
-        name=name,
+        name="none" if kind is None else kind.value,
         noise_root=noise_root,
         title=_TITLES[kind].format(bits=config.bits),
         parameters=parameters,
@@ -358,15 +373,18 @@ def _build_factory(
 
 
 def _scope_noise(
-    config: TrainingConfig, root: seeds.RootSeed, name: str
+    config: TrainingConfig,
+    root: seeds.RootSeed,
+    name: str,
+    identity: Mapping[str, Any],
 ) -> seeds.RootSeed:
-    """Returns the root of the noise of one mechanism under this configuration."""
+    """Returns the root of a mechanism's noise under this configuration, on the data."""
     settings = {
         key: value
         for key, value in config.to_dict().items()
         if key not in _WITHOUT_EFFECT
     }
-    scope = json.dumps([name, settings], sort_keys=True, default=str)
+    scope = json.dumps([name, settings, identity], sort_keys=True, default=str)
     return seeds.scope_root(root, scope)
 
 

@@ -74,7 +74,6 @@ def describe_results(
     ]
     for plan in plans:
         blocks.append(_describe_privacy(plan, results[plan.name], dropout_rate))
-    blocks += [f"Not covered by any epsilon: {caveat}" for caveat in task.caveats]
     lines = {
         "wall time": f"{seconds:.1f} s",
         "files": "\n".join(str(file) for file in files),
@@ -88,14 +87,14 @@ def summarize_results(
     plans: Sequence[MechanismPlan],
     *,
     dropout_rate: float,
-    evaluated: evaluation.EvaluationSet,
+    evaluated: evaluation.EvaluationSet | None,
 ) -> dict[str, object]:
     """Returns the same as JSON values, for results.json."""
     summary: dict[str, object] = {
         "task": task.name,
         "description": task.description,
         "metric": task.metric,
-        "evaluated": evaluated.identify(),
+        "evaluated": None if evaluated is None else evaluated.identify(),
         "not_covered_by_epsilon": list(task.caveats),
     }
     for plan in plans:

@@ -42,6 +42,24 @@ def test_other_settings_and_mechanisms_draw_other_noise():
     assert seeds.build_root_seed(1).value not in {root.value for root in roots}
 
 
+def test_other_data_draw_other_noise_and_their_caveats_are_stated():
+    config, root = parse(*TINY, "--seed=1"), seeds.build_root_seed(1)
+    plans = {
+        file: build_plans(
+            config,
+            num_clients=800,
+            dim=7850,
+            root=root,
+            identity={"file": file},
+            caveats=("the vocabulary",),
+        )[0]
+        for file in ("a", "b")
+    }
+    assert plans["a"].noise_root != plans["b"].noise_root
+    statement = plans["a"].compute_statement(1)
+    assert "does not cover: the vocabulary" in str(statement)
+
+
 def test_an_adaptive_clip_takes_the_standard_deviation_along():
     (fixed, *_), (adaptive, *_) = _build_plans(), _build_plans("--adaptive_clip")
     column = fixed.describe_columns(1)["central_stddev"]
