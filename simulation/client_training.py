@@ -95,17 +95,25 @@ def choose_stacking(
 
 
 def build_training(
-    model: Model, optimizer: tff.learning.optimizers.Optimizer
+    model: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    proximal_strength: float = 0.0,
 ) -> Training:
     """Returns local training on one client.
+
+    With a proximal strength mu the client minimises its loss plus mu / 2 times the
+    squared distance from where it started (FedProx): the term's gradient goes into the
+    optimizer with the loss's, momentum included. With 0 nothing is added.
 
     It returns the trained weights, and the sums over examples of the loss and the
     metrics in training, with their number: "num_examples", "loss", the metrics' names
     and "metric_weight" where the model has such, all from the forward pass that the
     gradient needs. `model.compute_means` divides them.
     """
+    _check_proximal_strength(proximal_strength)
     if model.stackable:
-        return _build_stacked_training(model, optimizer)
+        return _build_stacked_training(model, optimizer, proximal_strength)
 
     def train(
         weights: Weights,
@@ -119,8 +127,10 @@ def build_training(
             rows = batches[number]
             rows = rows[: tf.math.count_nonzero(rows, dtype=tf.int32)] - 1
             batch = {name: tf.gather(part, rows) for name, part in examples.items()}
-            return number + 1, *_step(model, optimizer, number, carry, batch, seed)
+            stepped = _step(model, optimizer, number, carry, batch, seed, pull=pull)
+            return number + 1, *stepped
 
+        pull = _Pull(tuple(weights), proximal_strength)
         start = (tf.constant(0), *_begin(model, optimizer, weights))
         _, trained, _, sums = tf.while_loop(
             lambda number, *_: number < num_steps, step, start
@@ -136,16 +146,52 @@ def train_on_dataset(
     weights: Weights,
     dataset: tf.data.Dataset,
     seed: tf.Tensor,
+    *,
+    proximal_strength: float = 0.0,
 ) -> tuple[Weights, Sums]:
     """Trains on one client's batches as they come. See `build_training`."""
+    _check_proximal_strength(proximal_strength)
+    pull = _Pull(tuple(weights), proximal_strength)
 
     def step(carry: Any, batch: Any) -> Any:
         number, *rest = carry
-        return number + 1, *_step(model, optimizer, number, rest, batch, seed)
+        stepped = _step(model, optimizer, number, rest, batch, seed, pull=pull)
+        return number + 1, *stepped
 
     start = (tf.constant(0), *_begin(model, optimizer, weights))
     _, trained, _, sums = dataset.reduce(start, step)
     return trained, sums
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pull:
+    """The proximal term: a pull towards the weights that a client started with.
+
+    Attributes:
+        initial: The weights.
+        strength: mu.
+    """
+
+    initial: Weights
+    strength: float
+
+    def add(self, gradients: Weights, weights: Weights) -> Weights:
+        """Returns gradients with that of the term."""
+        if not self.strength:
+            return gradients
+        return tuple(
+            gradient + self.strength * (weight - start)
+            for gradient, weight, start in zip(
+                gradients, weights, self.initial, strict=True
+            )
+        )
+
+
+def _check_proximal_strength(value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise ValueError(
+            f"`proximal_strength` must be finite and >= 0. Found {value!r}."
+        )
 
 
 def _begin(
@@ -176,6 +222,8 @@ def _step(
     batch: Mapping[str, tf.Tensor],
     seed: tf.Tensor,
     mask: tf.Tensor | None = None,
+    *,
+    pull: _Pull,
 ) -> tuple[Weights, Any, Sums]:
     """Takes one step, on the examples where `mask` is 1, on all without a mask."""
     weights, optimizer_state, sums = carry
@@ -193,7 +241,7 @@ def _step(
         outputs = model.predict(weights, batch["x"], batch_seed)
         losses = model.compute_loss(y, outputs)
         total, loss = average(losses)
-    gradients = tape.gradient(loss, weights)
+    gradients = pull.add(tape.gradient(loss, weights), weights)
     optimizer_state, weights = optimizer.next(optimizer_state, weights, gradients)
     count = tf.cast(tf.shape(losses)[0], tf.float32)
     found = collections.OrderedDict(
@@ -211,7 +259,9 @@ def _count_rows(batches: tf.Tensor) -> tf.Tensor:
 
 
 def _build_stacked_training(
-    model: Model, optimizer: tff.learning.optimizers.Optimizer
+    model: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    proximal_strength: float,
 ) -> Training:
     """Returns local training as a call that the engine can make for many clients."""
 
@@ -225,7 +275,8 @@ def _build_stacked_training(
 
         def compute(*stacked: tf.Tensor) -> list[tf.Tensor]:
             structure = tf.nest.pack_sequence_as(arguments, stacked)
-            return tf.nest.flatten(_train_stack(model, optimizer, *structure))
+            results = _train_stack(model, optimizer, proximal_strength, *structure)
+            return tf.nest.flatten(results)
 
         results = lockstep.call_stacked(compute, tf.nest.flatten(arguments))
         _, _, sums = _begin(model, optimizer, weights)
@@ -237,6 +288,7 @@ def _build_stacked_training(
 def _train_stack(
     model: Model,
     optimizer: tff.learning.optimizers.Optimizer,
+    proximal_strength: float,
     weights: Weights,
     examples: Mapping[str, tf.Tensor],
     batches: tf.Tensor,
@@ -255,15 +307,20 @@ def _train_stack(
         }
 
         def step_of_one(arguments: Any) -> Any:
-            before, batch, seed, mask = arguments
-            after = _step(model, optimizer, number, before, batch, seed, mask)
+            before, batch, seed, mask, initial = arguments
+            pull = _Pull(initial, proximal_strength)
+            after = _step(
+                model, optimizer, number, before, batch, seed, mask, pull=pull
+            )
             is_real = tf.reduce_any(mask > 0)
             return tf.nest.map_structure(
                 lambda new, old: tf.where(is_real, new, old), after, before
             )
 
         stepped = tf.vectorized_map(
-            step_of_one, (carry, batch, seeds, mask), fallback_to_while_loop=False
+            step_of_one,
+            (carry, batch, seeds, mask, tuple(weights)),
+            fallback_to_while_loop=False,
         )
         return number + 1, *stepped
 

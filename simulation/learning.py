@@ -8,8 +8,8 @@ The rest is TFF's: its composition, broadcast, optimizers and finalizer.
 """
 
 import collections
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -18,27 +18,39 @@ import tensorflow_federated as tff
 from simulation import client_training
 from simulation.model import Model
 
+AggregationFactory: TypeAlias = (
+    "tff.aggregators.UnweightedAggregationFactory"
+    " | tff.aggregators.WeightedAggregationFactory"
+)
+WrapFinalizer = Callable[
+    [tff.learning.templates.FinalizerProcess], tff.learning.templates.FinalizerProcess
+]
+
 
 def build_federated_averaging(
     model: Model,
-    aggregator_factory: tff.aggregators.UnweightedAggregationFactory,
+    aggregator_factory: AggregationFactory,
     *,
     client_optimizer: tff.learning.optimizers.Optimizer,
     server_optimizer: tff.learning.optimizers.Optimizer,
     initial_weights: tuple[np.ndarray, ...],
     carried_seeds: bool = True,
     measure_clients: bool = True,
+    proximal_strength: float = 0.0,
+    wrap_finalizer: WrapFinalizer | None = None,
 ) -> tff.learning.templates.LearningProcess:
     """Returns federated averaging of `model` under an aggregator.
 
-    Clients count equally. A client's optimizer starts afresh every round. A client's
-    update is (initial weights) - (trained weights), which the server's optimizer takes
-    for a gradient.
+    A client's optimizer starts afresh every round. A client's update is (initial
+    weights) - (trained weights), which the server's optimizer takes for a gradient.
+    Under an unweighted aggregator clients count equally; under a weighted one (without
+    noise of the clients' own) by their number of examples.
 
     Args:
         model: The model.
-        aggregator_factory: Its value type is the weights' type, or with carried seeds
-            (weights, int32[2], int32); its result is an estimate of the mean update.
+        aggregator_factory: Its value type is the weights' type, or, unweighted and with
+            carried seeds, (weights, int32[2], int32); its result is an estimate of the
+            mean update.
         client_optimizer: The optimizer of the clients.
         server_optimizer: The optimizer of the server.
         initial_weights: The weights before the first round.
@@ -47,9 +59,15 @@ def build_federated_averaging(
             bare weights.
         measure_clients: Whether to sum the clients' losses and metrics: exact
             functions of private data, for the simulation alone.
+        proximal_strength: mu of FedProx; 0 is federated averaging, bit for bit.
+        wrap_finalizer: Returns the finalizer of the process, made around the server
+            optimizer's; None leaves it as it is.
 
     Returns:
         The process. The type of one client's data is `build_client_data_type`'s.
+
+    Raises:
+        ValueError: If the proximal strength is negative or not finite.
     """
 
     @tff.tensorflow.computation
@@ -60,21 +78,35 @@ def build_federated_averaging(
         )
 
     weights_type = initial_weights_fn.type_signature.result
+    is_weighted = isinstance(
+        aggregator_factory, tff.aggregators.WeightedAggregationFactory
+    )
     client_work = _build_client_work(
-        model, client_optimizer, weights_type, carried_seeds, measure_clients
+        model,
+        client_optimizer,
+        weights_type,
+        carried_seeds=carried_seeds,
+        measure_clients=measure_clients,
+        proximal_strength=proximal_strength,
+        is_weighted=is_weighted,
     )
     result_type = client_work.next.type_signature.result.result.member
-    aggregator = tff.aggregators.as_weighted_aggregator(aggregator_factory).create(
+    if not is_weighted:
+        aggregator_factory = tff.aggregators.as_weighted_aggregator(aggregator_factory)
+    aggregator = aggregator_factory.create(
         result_type.update, result_type.update_weight
     )
+    finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
+        server_optimizer, weights_type
+    )
+    if wrap_finalizer is not None:
+        finalizer = wrap_finalizer(finalizer)
     return tff.learning.templates.compose_learning_process(
         initial_weights_fn,
         tff.learning.templates.build_broadcast_process(weights_type),
         client_work,
         aggregator,
-        tff.learning.templates.build_apply_optimizer_finalizer(
-            server_optimizer, weights_type
-        ),
+        finalizer,
     )
 
 
@@ -165,13 +197,18 @@ def _build_client_work(
     model: Model,
     optimizer: tff.learning.optimizers.Optimizer,
     weights_type: tff.Type,
+    *,
     carried_seeds: bool,
     measure_clients: bool,
+    proximal_strength: float,
+    is_weighted: bool,
 ) -> tff.learning.templates.ClientWorkProcess:
     """Returns the work of clients: local training, and sums of what it measured."""
     data_type = build_client_data_type(model, carried_seeds=carried_seeds)
 
-    train = client_training.build_training(model, optimizer)
+    train = client_training.build_training(
+        model, optimizer, proximal_strength=proximal_strength
+    )
 
     @tff.tensorflow.computation(weights_type, data_type)
     def work(weights: Any, data: Any) -> Any:
@@ -183,16 +220,27 @@ def _build_client_work(
             )
         else:
             trained, sums = client_training.train_on_dataset(
-                model, optimizer, initial, data, _draw_entropy()
+                model,
+                optimizer,
+                initial,
+                data,
+                _draw_entropy(),
+                proximal_strength=proximal_strength,
             )
         delta = tuple(
             before - after for before, after in zip(initial, trained, strict=True)
         )
-        update = delta
-        if carried_seeds:
+        update, weight = delta, tf.constant(1.0)
+        if carried_seeds and not is_weighted:
             update = (delta, client["noise_seed"], client["joined"])
+        if is_weighted:
+            weight = sums["num_examples"]
+            if carried_seeds:
+                # Every epoch refers to every example, whose numbers begin with 1.
+                last = tf.maximum(tf.reduce_max(client["batches"]), 0)
+                weight = tf.cast(last, tf.float32)
         result = tff.learning.templates.ClientResult(
-            update=update, update_weight=tf.constant(1.0)
+            update=update, update_weight=weight
         )
         return result, (sums if measure_clients else collections.OrderedDict())
 

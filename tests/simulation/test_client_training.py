@@ -389,3 +389,69 @@ class TestLockstep:
         process = build_process(model, OPTIMIZERS["sgd"])
         process.next(process.initialize(), draw_data((3, 2), rng))
         assert list_lockstep(context) == [None]
+
+
+def train_by_hand(initial, client, *, strength, momentum=0.9, outside=False):
+    """Federated proximal training of logistic regression in NumPy.
+
+    With `outside` the proximal term leaves the momentum out, which is not SGD with
+    momentum on the sum of the two objectives.
+    """
+    weights = [np.array(part, np.float64) for part in initial]
+    start = [part.copy() for part in weights]
+    speed = [np.zeros_like(part) for part in weights]
+    x = client["examples"]["x"].reshape([-1, 9]).astype(np.float64)
+    y = client["examples"]["y"]
+    for rows in client["batches"]:
+        chosen = rows[rows > 0] - 1
+        if not len(chosen):
+            continue
+        logits = x[chosen] @ weights[0] + weights[1]
+        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+        error = odds / odds.sum(axis=1, keepdims=True)
+        error[np.arange(len(chosen)), y[chosen]] -= 1
+        error /= len(chosen)
+        for k, gradient in enumerate([x[chosen].T @ error, error.sum(axis=0)]):
+            pull = strength * (weights[k] - start[k])
+            speed[k] = momentum * speed[k] + gradient + (0 if outside else pull)
+            weights[k] = weights[k] - 0.3 * (speed[k] + (pull if outside else 0))
+    return weights
+
+
+@pytest.mark.parametrize("stackable", [False, True])
+def test_the_proximal_term_is_part_of_the_objective(context, stackable, rng):
+    model = dataclasses.replace(MODELS["logistic_regression"], stackable=stackable)
+    initial = tuple(
+        rng.normal(size=w.shape).astype(np.float32)
+        for w in model.initialize(np.random.default_rng(0))
+    )
+    (data,) = draw_data([11], rng)
+    found = {}
+    for strength in (0.7, 0.0):
+        process = learning.build_federated_averaging(
+            model,
+            toys.CarriedMeanFactory(divisor=1.0),
+            client_optimizer=OPTIMIZERS["momentum"],
+            server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
+            initial_weights=initial,
+            proximal_strength=strength,
+        )
+        state = process.next(process.initialize(), [data]).state
+        found[strength] = state.global_model_weights.trainable
+        for got, wanted in zip(
+            found[strength],
+            train_by_hand(initial, data[0], strength=strength),
+            strict=True,
+        ):
+            np.testing.assert_allclose(got, wanted, rtol=2e-5)
+    wrong = train_by_hand(initial, data[0], strength=0.7, outside=True)
+    assert not np.allclose(found[0.7][0], wrong[0], rtol=1e-3)
+    assert not np.allclose(found[0.7][0], found[0.0][0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("strength", [-0.1, np.inf, np.nan])
+def test_a_proximal_strength_that_is_none_is_refused(strength):
+    with pytest.raises(ValueError, match="`proximal_strength` must be finite"):
+        client_training.build_training(
+            MODELS["mlp"], OPTIMIZERS["sgd"], proximal_strength=strength
+        )
