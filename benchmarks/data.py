@@ -41,7 +41,7 @@ from simulation.image_models import (  # noqa: E402
     build_logistic_regression,
 )
 from simulation.model import Model  # noqa: E402
-from simulation.population import builder, layout  # noqa: E402
+from simulation.population import layout, staging  # noqa: E402
 from simulation.population.federated_data import FederatedData  # noqa: E402
 from simulation.population.held_data import HeldData  # noqa: E402
 from simulation.sources.source import Feature, Kind  # noqa: E402
@@ -72,7 +72,7 @@ def write_population(path: pathlib.Path, mean_examples: int) -> None:
     """Writes a population of EMNIST's shape: all users in training and test."""
     rng = np.random.default_rng(0)
     pool = [
-        builder.serialize(
+        staging.serialize(
             _FEATURES,
             {"pixels": rng.random((28, 28)), "label": int(rng.integers(NUM_CLASSES))},
         )

@@ -5,7 +5,7 @@ import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow_federated as tff
@@ -33,7 +33,6 @@ from simulation.population.federated_data import DataError
 from simulation.tasks import load_task
 from simulation.tasks.task import Task
 
-_PROGRAM = "run_distributed_dp"
 _RESULTS_NAME = "results.json"
 _PLOT_NAME = "plot.png"
 _CLIENTS_NAME = "test_users.csv"
@@ -64,8 +63,34 @@ class RunOutcome:
     results: Mapping[str, training.TrainingResult]
 
 
-def run(config: TrainingConfig) -> RunOutcome:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """What tells one training program from another.
+
+    Attributes:
+        name: Its name, in config.json.
+        wrap_finalizer: Of a configuration, what goes around the server's optimizer.
+        describe: Of a configuration, more of the first lines, by their names.
+    """
+
+    name: str
+    wrap_finalizer: Callable[[TrainingConfig], learning.WrapFinalizer | None]
+    describe: Callable[[TrainingConfig], Mapping[str, str]]
+
+
+DISTRIBUTED_DP = Program(
+    name="run_distributed_dp",
+    wrap_finalizer=lambda _: None,
+    describe=lambda _: {},
+)
+
+
+def run(config: TrainingConfig, program: Program = DISTRIBUTED_DP) -> RunOutcome:
     """Trains as configured, prints what it does, and writes the run folder.
+
+    Args:
+        config: The configuration.
+        program: The program that it is one of.
 
     Raises:
         UserError: For anything the user can mend.
@@ -102,10 +127,12 @@ def run(config: TrainingConfig) -> RunOutcome:
             identity=task.identity,
             caveats=task.caveats,
         )
-        settings = _describe_settings(config, task, model, plans, root, evaluated)
+        settings = _describe_settings(
+            config, program, task, model, plans, root, evaluated
+        )
         path = choose_folder(config, settings)
         trainings = _build_trainings(
-            config, task, model, plans, root, engine, evaluated
+            config, program, task, model, plans, root, engine, evaluated
         )
     with process.user_errors(*_USER_ERRORS):
         with run_folder.open_run_folder(path, settings) as folder:
@@ -119,6 +146,7 @@ def run(config: TrainingConfig) -> RunOutcome:
                     root=root,
                     folder=path,
                     evaluated=evaluated,
+                    more=program.describe(config),
                 ),
                 flush=True,
             )
@@ -152,6 +180,7 @@ def run(config: TrainingConfig) -> RunOutcome:
 
 def _build_trainings(
     config: TrainingConfig,
+    program: Program,
     task: Task,
     model: Model,
     plans: Sequence[MechanismPlan],
@@ -165,7 +194,9 @@ def _build_trainings(
     return [
         training.Training(
             label=plan.name,
-            learning_process=_build_process(config, model, plan, root),
+            learning_process=_build_process(
+                config, model, plan, root, program.wrap_finalizer(config)
+            ),
             model=model,
             task=task,
             cohorts=cohorts,
@@ -181,15 +212,26 @@ def _build_trainings(
 
 
 def _build_process(
-    config: TrainingConfig, model: Model, plan: MechanismPlan, root: seeds.RootSeed
+    config: TrainingConfig,
+    model: Model,
+    plan: MechanismPlan,
+    root: seeds.RootSeed,
+    wrap_finalizer: learning.WrapFinalizer | None,
 ) -> tff.learning.templates.LearningProcess:
+    factory = plan.factory
+    if config.client_weighting == "examples":
+        factory = tff.aggregators.MeanFactory()
     return learning.build_federated_averaging(
         model,
-        plan.factory,
-        client_optimizer=tff.learning.optimizers.build_sgdm(config.client_lr),
+        factory,
+        client_optimizer=tff.learning.optimizers.build_sgdm(
+            config.client_lr, momentum=config.client_momentum or None
+        ),
         server_optimizer=_build_server_optimizer(config),
         initial_weights=training.build_initial_weights(model, root),
         measure_clients=config.keeps_diagnostics,
+        proximal_strength=config.proximal_mu,
+        wrap_finalizer=wrap_finalizer,
     )
 
 
@@ -225,6 +267,7 @@ def _build_options(config: TrainingConfig) -> training.TrainingOptions:
         batch_size=config.batch_size,
         client_epochs=config.client_epochs,
         dropout_rate=config.dropout_rate,
+        straggler_rate=config.straggler_rate,
         eval_every=config.eval_every,
         checkpoint_every=config.checkpoint_every,
         diagnostics=config.keeps_diagnostics,
@@ -242,6 +285,7 @@ def _build_terms(plan: MechanismPlan) -> training.PrivacyTerms:
 
 def _describe_settings(
     config: TrainingConfig,
+    program: Program,
     task: Task,
     model: Model,
     plans: Sequence[MechanismPlan],
@@ -255,7 +299,7 @@ def _describe_settings(
         "central_accountant": config.central_accountant_kind.value,
     }
     return {
-        "program": _PROGRAM,
+        "program": program.name,
         "flags": {**config.to_dict(), **resolved},
         "seed": config.seed if root.reproducible else _ENTROPY,
         "reproducible": root.reproducible,

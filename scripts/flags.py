@@ -16,17 +16,6 @@ from simulation.tasks import TASK_NAMES, TaskOptions
 
 ConfigT = TypeVar("ConfigT")
 
-# What the main module declares as its own, so that its --help lists them.
-RUN_FLAGS = (
-    "seed",
-    "engine",
-    "device",
-    "client_failure",
-    "ray_address",
-    "output_root",
-    "experiment",
-)
-
 SERVER_OPTIMIZERS = ("sgd", "adagrad", "adam", "yogi")
 # What distributed_dp.modular takes.
 MAX_BITS = 32

@@ -28,6 +28,7 @@ def describe_run(
     root: seeds.RootSeed,
     folder: pathlib.Path,
     evaluated: evaluation.EvaluationSet,
+    more: Mapping[str, str],
 ) -> str:
     """Returns the first lines: what the run will do."""
     scheme = plans[0].scheme
@@ -37,9 +38,9 @@ def describe_run(
         "users": f"{task.num_clients:,}; {cohort} (q = {scheme.sampling_rate:.4g}); "
         f"{config.total_rounds} rounds",
         "model": f"{model.name}, {model.num_parameters:,} parameters",
-        "clients": f"SGD at {config.client_lr:g}, batch {config.batch_size}, "
-        f"{config.client_epochs} local epoch(s)",
+        "clients": _describe_client_work(config),
         "server": _describe_server(config),
+        **more,
     }
     if config.keeps_diagnostics:
         lines["evaluated"] = _describe_evaluated(evaluated, task)
@@ -117,6 +118,21 @@ def summarize_results(
             "server_privacy": None if server is None else server.to_dict(),
         }
     return summary
+
+
+def _describe_client_work(config: TrainingConfig) -> str:
+    parts = [f"SGD at {config.client_lr:g}"]
+    if config.client_momentum:
+        parts.append(f"momentum {config.client_momentum:g}")
+    parts.append(f"batch {config.batch_size}")
+    parts.append(f"{config.client_epochs} local epoch(s)")
+    if config.straggler_rate:
+        parts.append(f"fewer for stragglers (rate {config.straggler_rate:g})")
+    if config.proximal_mu:
+        parts.append(f"proximal term of mu = {config.proximal_mu:g}")
+    if config.client_weighting != "uniform":
+        parts.append("weighted by examples")
+    return ", ".join(parts)
 
 
 def _describe_server(config: TrainingConfig) -> str:

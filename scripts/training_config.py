@@ -47,6 +47,10 @@ class TrainingConfig:
     clients_per_round: int
     total_rounds: int
     client_lr: float
+    client_momentum: float
+    proximal_mu: float
+    straggler_rate: float
+    client_weighting: str
     batch_size: int
     client_epochs: int
     server_optimizer: str
@@ -103,9 +107,22 @@ class TrainingConfig:
         )
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"`delta` must be in (0, 1). Found {self.delta!r}.")
-        if not 0 <= self.server_momentum < 1:
+        for name in ("server_momentum", "client_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"`{name}` must be in [0, 1). Found {getattr(self, name)!r}."
+                )
+        if self.proximal_mu < 0:
+            raise ValueError(f"`proximal_mu` must be >= 0. Found {self.proximal_mu!r}.")
+        if not 0 <= self.straggler_rate <= 1:
             raise ValueError(
-                f"`server_momentum` must be in [0, 1). Found {self.server_momentum!r}."
+                f"`straggler_rate` must be in [0, 1]. Found {self.straggler_rate!r}."
+            )
+        if self.client_weighting != "uniform" and self.mechanism != "none":
+            raise ValueError(
+                "`client_weighting` must be uniform under a mechanism, whose "
+                f"sensitivity it would break; or set mechanism=none. Found "
+                f"{self.client_weighting!r}."
             )
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(

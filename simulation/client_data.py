@@ -26,6 +26,8 @@ class ClientKey:
         noise_seed: int32[2], decides its noise.
         training_seed: int32[2], decides its dropout layers.
         num_joined: The clients that joined the round.
+        straggling: None for a client that makes all of its epochs; else a number in
+            [0, 1) that decides how many of them it makes.
     """
 
     client_id: str
@@ -33,6 +35,7 @@ class ClientKey:
     noise_seed: np.ndarray
     training_seed: np.ndarray
     num_joined: int
+    straggling: float | None = None
 
 
 def derive_key(
@@ -42,6 +45,7 @@ def derive_key(
     noise_root: seeds.RootSeed,
     round_number: int,
     num_joined: int,
+    straggler_rate: float = 0.0,
 ) -> ClientKey:
     """Returns the key of a client in a round.
 
@@ -51,6 +55,8 @@ def derive_key(
         noise_root: The root of the clients' noise.
         round_number: The round.
         num_joined: The clients that joined it.
+        straggler_rate: The probability that a client is a straggler, which (root,
+            round, client) decide alone: the same ones whatever is trained.
     """
 
     def derive(stream: seeds.RootSeed, purpose: seeds.Purpose) -> np.ndarray:
@@ -70,7 +76,24 @@ def derive_key(
         noise_seed=derive(noise_root, seeds.Purpose.CLIENT_NOISE),
         training_seed=derive(root, seeds.Purpose.CLIENT_TRAINING),
         num_joined=num_joined,
+        straggling=_draw_straggling(root, round_number, client_id, straggler_rate),
     )
+
+
+def _draw_straggling(
+    root: seeds.RootSeed, round_number: int, client_id: str, rate: float
+) -> float | None:
+    if not rate:
+        return None
+    words = seeds.derive_words(
+        root,
+        purpose=seeds.Purpose.STRAGGLER,
+        round_number=round_number,
+        client_id=client_id,
+        count=2,
+    )
+    chance, share = (int(word) / 2**64 for word in words)
+    return share if chance < rate else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +119,7 @@ class ClientLoader:
         batches = client_training.draw_batches(
             len(y),
             batch_size=self.batch_size,
-            num_epochs=self.num_epochs,
+            num_epochs=count_epochs(key, self.num_epochs),
             rng=np.random.default_rng(key.batch_seed),
         )
         examples = {"x": x, "y": y}
@@ -109,3 +132,13 @@ class ClientLoader:
             training_seed=key.training_seed,
             num_joined=key.num_joined,
         )
+
+
+def count_epochs(key: ClientKey, num_epochs: int) -> int:
+    """Returns the epochs that a client makes: a straggler from 1 to one less than all.
+
+    Source: Li et al. 2020 (FedProx) and Upcycled-FL, section 5.
+    """
+    if key.straggling is None or num_epochs == 1:
+        return num_epochs
+    return 1 + int(key.straggling * (num_epochs - 1))

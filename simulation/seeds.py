@@ -21,6 +21,7 @@ class Purpose(enum.Enum):
 
     COHORT = "cohort"
     DROPOUT = "dropout"
+    STRAGGLER = "straggler"
     CLIENT_DATA = "client_data"
     CLIENT_TRAINING = "client_training"
     CLIENT_NOISE = "client_noise"

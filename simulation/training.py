@@ -55,6 +55,7 @@ class TrainingOptions:
         batch_size: Examples in a client's batch.
         client_epochs: A client's passes over its examples in a round.
         dropout_rate: The probability that a client that joined never reports.
+        straggler_rate: The probability that a client makes fewer epochs than it should.
         eval_every: Rounds between evaluations; the last round is always evaluated.
         checkpoint_every: Rounds between checkpoints; the last round always has one.
         diagnostics: Whether to record exact functions of private data: losses,
@@ -65,6 +66,7 @@ class TrainingOptions:
     batch_size: int
     client_epochs: int = 1
     dropout_rate: float = 0.0
+    straggler_rate: float = 0.0
     eval_every: int = 1
     checkpoint_every: int = 1
     diagnostics: bool = True
@@ -84,6 +86,10 @@ class TrainingOptions:
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(
                 f"`dropout_rate` must be in [0, 1). Found {self.dropout_rate!r}."
+            )
+        if not 0 <= self.straggler_rate <= 1:
+            raise ValueError(
+                f"`straggler_rate` must be in [0, 1]. Found {self.straggler_rate!r}."
             )
 
 
@@ -288,6 +294,7 @@ class _Loop:
                     noise_root=training.noise_root,
                     round_number=round_number,
                     num_joined=len(joined),
+                    straggler_rate=options.straggler_rate,
                 ),
             )
             for client_id in survivors
@@ -485,6 +492,6 @@ def _flatten_measurements(measurements: Any) -> dict[str, table.Scalar]:
             if isinstance(value, Mapping):
                 nested = _flatten_measurements(value)
                 flat.update({f"{name}/{key}": entry for key, entry in nested.items()})
-            else:
+            elif np.size(value):
                 flat[name] = np.asarray(value).item()
     return flat

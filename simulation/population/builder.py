@@ -14,13 +14,13 @@ import os
 import pathlib
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from simulation import run_folder
+from simulation.population import staging
 from simulation.population.federated_data import DataError
 from simulation.population.layout import Layout
 from simulation.population.manifest import Manifest, read_manifest
@@ -29,34 +29,14 @@ from simulation.sources.source import (
     TEST,
     TRAIN,
     VALIDATION,
-    Feature,
-    Kind,
-    Record,
     Source,
     SourceError,
-    Value,
 )
 
-_LABEL = "label"
 # Features of which the users that have them are counted, not the occurrences.
 _COUNTED_BY_USER = ("tags",)
-# Whose records are those that are left out.
-_NOBODY = ""
-_COMMIT_EVERY = 5_000
 _MAX_LISTED = 1_000
 _HASH_BLOCK = 1 << 20
-# Lists: of an array of another type, protobuf takes nothing and raises nothing.
-_FEATURES: Mapping[Kind, Callable[[Any], tf.train.Feature]] = {
-    Kind.BYTES: lambda value: tf.train.Feature(
-        bytes_list=tf.train.BytesList(value=[value])
-    ),
-    Kind.INT64: lambda value: tf.train.Feature(
-        int64_list=tf.train.Int64List(value=np.ravel(value).tolist())
-    ),
-    Kind.FLOAT: lambda value: tf.train.Feature(
-        float_list=tf.train.FloatList(value=np.ravel(value).tolist())
-    ),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,16 +77,12 @@ class Outcome:
     was_there: bool
 
 
-# Told of the number of examples that are staged.
-Progress = Callable[[int], None]
-
-
 def build_population(
     job: Import,
     folder: pathlib.Path,
     *,
     overwrite: bool = False,
-    on_progress: Progress = lambda _: None,
+    on_progress: staging.Progress = lambda _: None,
 ) -> Outcome:
     """Imports a source.
 
@@ -137,21 +113,27 @@ def build_population(
     if path.exists() and not overwrite:
         return _take_present(path, job, wanted)
     folder.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(path.name + ".staging")
+    staged_path = path.with_name(path.name + ".staging")
     try:
-        with _open_staging(staging, wanted) as staged:
-            bad = _stage(staged, job, on_progress)
+        with staging.open_staging(staged_path, wanted) as staged:
+            bad = staging.stage(
+                staged,
+                job.source,
+                job.rule.by,
+                skip_bad=job.skip_bad,
+                on_progress=on_progress,
+            )
             manifest = _write_final(staged, path, job, wanted, bad)
     except (SourceError, ValueError):
         # Mended files or other options begin anew.
-        staging.unlink(missing_ok=True)
+        staged_path.unlink(missing_ok=True)
         raise
     except sqlite3.Error as error:
         raise DataError(
             f"{path} cannot be written: {error}. (Is another import writing it, or the "
-            f"disk full? If {staging.name} is damaged, delete it.)"
+            f"disk full? If {staged_path.name} is damaged, delete it.)"
         ) from error
-    staging.unlink(missing_ok=True)
+    staged_path.unlink(missing_ok=True)
     return Outcome(path=path, manifest=manifest, was_there=False)
 
 
@@ -177,33 +159,6 @@ def _hash_files(files: Sequence[pathlib.Path]) -> dict[str, str]:
     }
 
 
-def serialize(features: Mapping[str, Feature], values: Mapping[str, Value]) -> bytes:
-    """Returns an example as a serialised `tf.train.Example`.
-
-    Raises:
-        ValueError: If a feature is missing, or of another shape or type.
-    """
-    if values.keys() != features.keys():
-        raise ValueError(
-            f"an example must have the features {sorted(features)}. Found "
-            f"{sorted(values)}."
-        )
-    parts = {}
-    for name, feature in features.items():
-        value = values[name]
-        if feature.kind is not Kind.BYTES and np.shape(value) != feature.shape:
-            raise ValueError(
-                f"`{name}` must have shape {feature.shape}. Found {np.shape(value)}."
-            )
-        try:
-            parts[name] = _FEATURES[feature.kind](value)
-        except (OverflowError, TypeError, ValueError) as error:
-            kind = feature.kind.value
-            raise ValueError(f"`{name}` must be {kind}: {error}.") from error
-    example = tf.train.Example(features=tf.train.Features(feature=parts))
-    return example.SerializeToString(deterministic=True)
-
-
 def _take_present(path: pathlib.Path, job: Import, wanted: Any) -> Outcome:
     """Returns what is there, if it is what would be made."""
     try:
@@ -217,106 +172,6 @@ def _take_present(path: pathlib.Path, job: Import, wanted: Any) -> Outcome:
             "its manifest; give --overwrite to replace it, or another --name."
         )
     return Outcome(path=path, manifest=manifest, was_there=True)
-
-
-@contextlib.contextmanager
-def _open_staging(path: pathlib.Path, wanted: Any) -> Iterator[sqlite3.Connection]:
-    """Gives the staging file: that of an interrupted import of the same, or a new one.
-
-    Nobody else can open it meanwhile.
-    """
-    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None)
-    try:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("BEGIN EXCLUSIVE")
-        connection.execute("CREATE TABLE IF NOT EXISTS wanted (text TEXT)")
-        text = json.dumps(wanted, sort_keys=True)
-        if connection.execute("SELECT text FROM wanted").fetchall() != [(text,)]:
-            for table in ("wanted", "staged", "skipped"):
-                connection.execute(f"DROP TABLE IF EXISTS {table}")
-            connection.execute("CREATE TABLE wanted (text TEXT)")
-            connection.execute("INSERT INTO wanted VALUES (?)", [text])
-            connection.execute(
-                "CREATE TABLE staged (client_id TEXT NOT NULL, split TEXT, "
-                "label INTEGER, proto BLOB NOT NULL)"
-            )
-        connection.execute("COMMIT")
-        yield connection
-    finally:
-        connection.close()
-
-
-def _stage(staged: sqlite3.Connection, job: Import, on_progress: Progress) -> list[str]:
-    """Stages the records that are not staged yet. Returns what was wrong."""
-    (done,) = staged.execute("SELECT COUNT(*) FROM staged").fetchone()
-    bad: list[SourceError] = []
-
-    def on_bad(error: SourceError) -> None:
-        if not job.skip_bad:
-            raise error
-        bad.append(error)
-
-    features, count = job.source.features, done
-    records = itertools.islice(job.source.read(on_bad), done, None)
-    staged.execute("BEGIN")
-    try:
-        for record in records:
-            try:
-                row = _build_row(record, features, job.rule.by)
-            except SourceError as error:
-                if not job.skip_bad:
-                    raise
-                # A row for each record, also for those that are left out.
-                row = (_NOBODY, None, None, str(error).encode(errors="replace"))
-            staged.execute("INSERT INTO staged VALUES (?, ?, ?, ?)", row)
-            count += 1
-            if count % _COMMIT_EVERY == 0:
-                staged.execute("COMMIT")
-                staged.execute("BEGIN")
-                on_progress(count)
-    finally:
-        # Also what came before an error or a signal; not where the signal came between
-        # a COMMIT and its BEGIN, or a full disk has ended the transaction.
-        if staged.in_transaction:
-            staged.execute("COMMIT")
-    on_progress(count)
-    rows = staged.execute(f"SELECT proto FROM staged WHERE client_id = '{_NOBODY}'")
-    return [str(error) for error in bad] + [row[0].decode() for row in rows]
-
-
-def _build_row(
-    record: Record, features: Mapping[str, Feature], by: SplitBy
-) -> tuple[str, str | None, int | None, bytes]:
-    if not record.client_id:
-        raise SourceError(record.place, "the user must not be empty. Found ''.")
-    if not _is_text(record.client_id):
-        raise SourceError(
-            record.place,
-            f"the user must be Unicode without NUL. Found {record.client_id!r}.",
-        )
-    if by is SplitBy.SOURCE and record.split is None:
-        raise SourceError(
-            record.place,
-            "the source does not say whether this is for training or test: give "
-            "--split=user or --split=example",
-        )
-    try:
-        proto = serialize(features, record.features)
-    except ValueError as error:
-        raise SourceError(record.place, str(error)) from error
-    label = None
-    if features.get(_LABEL) == Feature(kind=Kind.INT64):
-        label = int(np.asarray(record.features[_LABEL]))
-    return record.client_id, record.split, label, proto
-
-
-def _is_text(name: str) -> bool:
-    """Returns whether SQLite gives a name back as it is."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in name
 
 
 def _write_final(
@@ -387,13 +242,15 @@ def _write_users(
     """Writes all users. Returns the number of examples of each of our splits."""
     written: Counter[str] = Counter()
     staged.execute("CREATE INDEX IF NOT EXISTS by_client ON staged (client_id)")
-    query = f"SELECT DISTINCT client_id FROM staged WHERE client_id != '{_NOBODY}'"
+    query = (
+        f"SELECT DISTINCT client_id FROM staged WHERE client_id != '{staging.NOBODY}'"
+    )
     by_user: Mapping[str, str] = {}
     if job.rule.by is SplitBy.USER:
         by_user = job.rule.assign_users(row[0] for row in staged.execute(query))
     rows = staged.execute(
         "SELECT client_id, split, label, proto FROM staged "
-        f"WHERE client_id != '{_NOBODY}' "
+        f"WHERE client_id != '{staging.NOBODY}' "
         "ORDER BY client_id, rowid"
     )
     for client_id, group in itertools.groupby(rows, key=lambda row: row[0]):

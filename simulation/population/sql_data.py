@@ -7,10 +7,12 @@ Source: the format of `tff.simulation.datasets.SqlClientData` in TFF 0.87: a tab
 
 import dataclasses
 import functools
+import hashlib
 import pathlib
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +27,8 @@ _EXAMPLES_QUERY = (
 )
 # Examples of a file without an index, which each client's query goes through.
 _MAX_SCANNED = 10_000
+_HASHED_WHOLE = 512 << 20
+_SAMPLED_USERS = 500
 _connections = threading.local()
 
 
@@ -58,6 +62,20 @@ class SqlData:
                 f"{self.path} must have clients in the split {self.split!r}. Found the "
                 f"splits {found}."
             )
+        self._pin()
+        # A file of another kind is refused before anything is trained.
+        self._parse(self._fetch(self.client_ids[0], limit=1), self.client_ids[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_version"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        # Elsewhere it is a file of that machine.
+        self._pin()
+
+    def _pin(self) -> None:
+        vars(self)["_version"] = _identify(self.path)
 
     @property
     def client_ids(self) -> tuple[str, ...]:
@@ -78,33 +96,44 @@ class SqlData:
         if client_id not in self._counts:
             raise DataError(f"{self.path} has no client {client_id!r} in {self.split}.")
         limit = -1 if self.max_examples is None else self.max_examples
-        try:
-            rows = (
-                _connect(self.path)
-                .execute(_EXAMPLES_QUERY, (client_id, self.split, limit))
-                .fetchall()
-            )
-        except (OSError, sqlite3.Error) as error:
-            raise DataError(f"{self.path} cannot be read: {error}.") from error
-        if len(rows) != self.count(client_id):
+        protos = self._fetch(client_id, limit)
+        if len(protos) != self.count(client_id):
             raise DataError(
                 f"{self.path} must have as many examples of client {client_id!r} in "
                 f"{self.split} as client_metadata says, {self.count(client_id)}. Found "
-                f"{len(rows)}."
+                f"{len(protos)}."
             )
+        return self._parse(protos, client_id)
+
+    def _fetch(self, client_id: str, limit: int) -> list[bytes]:
+        """Returns a client's examples as they are stored."""
+        if _identify(self.path) != vars(self)["_version"]:
+            raise DataError(
+                f"{self.path} must stay as it is while it is in use. Found it changed "
+                "or gone."
+            )
+        try:
+            rows = _connect(self.path).execute(
+                _EXAMPLES_QUERY, (client_id, self.split, limit)
+            )
+            return [row[0] for row in rows]
+        except (OSError, sqlite3.Error) as error:
+            raise DataError(f"{self.path} cannot be read: {error}.") from error
+
+    def _parse(self, protos: Sequence[bytes], client_id: str) -> dict[str, np.ndarray]:
         specs = {
             name: tf.io.FixedLenFeature(feature.shape, _DTYPES[feature.kind])
             for name, feature in self.features.items()
         }
-        protos = np.array([row[0] for row in rows], object)
         try:
             with tf.device("CPU"):
-                parsed = tf.io.parse_example(protos, specs)
+                parsed = tf.io.parse_example(np.array(protos, object), specs)
         # TensorFlow's message may hold the damaged bytes, which are no text.
-        except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as error:
+        except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
+            wanted = {n: (f.kind.value, f.shape) for n, f in self.features.items()}
             raise DataError(
                 f"{self.path}, client {client_id!r} in {self.split}: the examples must "
-                f"have the features {sorted(specs)}: {str(error)[:200]}"
+                f"have the features {wanted}. Found others, or damaged bytes."
             ) from None
         return {name: tensor.numpy() for name, tensor in parsed.items()}
 
@@ -125,7 +154,7 @@ def read_splits(path: pathlib.Path) -> set[str]:
 
 @functools.lru_cache(maxsize=32)
 def _read_counts(
-    path: pathlib.Path, split: str, version: tuple[int, int] | None
+    path: pathlib.Path, split: str, version: tuple[int, int, int] | None
 ) -> Mapping[str, int]:
     """Returns the number of examples of each client of a split, sorted by client."""
     del version  # Only tells a file from another one that it was replaced by.
@@ -165,13 +194,37 @@ def _query(path: pathlib.Path, query: str, *values: str | int) -> list[tuple]:
         ) from error
 
 
-def _identify(path: pathlib.Path) -> tuple[int, int] | None:
+def compute_digest(path: pathlib.Path) -> str:
+    """Returns what tells a file's content from others', 32 hexadecimal digits.
+
+    Up to 512 MiB the SHA-256 of the whole file; beyond, of its size, of its users and
+    their numbers of examples, and of one example of each of some 500 users.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    if size <= _HASHED_WHOLE:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()[:32]
+    query = (
+        "SELECT split_name, client_id, num_examples FROM client_metadata ORDER BY 1, 2"
+    )
+    users = _query(path, query)
+    digest.update(repr((size, users)).encode())
+    for split, client_id, _ in users[:: max(1, len(users) // _SAMPLED_USERS)]:
+        for (proto,) in _query(path, _EXAMPLES_QUERY, client_id, split, 1):
+            digest.update(proto)
+    return digest.hexdigest()[:32]
+
+
+def _identify(path: pathlib.Path) -> tuple[int, int, int] | None:
     """Returns what changes when a file is replaced; None where there is none."""
     try:
         stat = path.stat()
     except OSError:
         return None
-    return stat.st_ino, stat.st_mtime_ns
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _connect(path: pathlib.Path) -> sqlite3.Connection:

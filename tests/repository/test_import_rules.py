@@ -35,12 +35,12 @@ class TestContracts:
     @pytest.fixture
     def tree(self, tmp_path: pathlib.Path) -> pathlib.Path:
         shutil.copy(ROOT / "pyproject.toml", tmp_path)
-        packages = [*CONFIG["tool"]["importlinter"]["root_packages"]]
-        packages.append("distributed_dp.accounting")
-        others = ["distributed_dp.queries", "distributed_dp.some_factory"]
-        for name in (*packages, *MECHANISMS, *others):
+        names = {*CONFIG["tool"]["importlinter"]["root_packages"]}
+        for contract in CONTRACTS.values():
+            names.update(contract["source_modules"])
+        for name in (*names, "distributed_dp.some_factory"):
             path = tmp_path.joinpath(*name.split("."))
-            if name in packages:
+            if ROOT.joinpath(*name.split(".")).is_dir():
                 path = path / "__init__"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_suffix(".py").touch()
@@ -61,6 +61,9 @@ class TestContracts:
             "distributed_dp/queries.py": "import tensorflow_privacy",
             "distributed_dp/some_factory.py": "import tensorflow_federated",
             "simulation/__init__.py": "import tensorflow_federated",
+            "simulation/sources/__init__.py": "import numpy",
+            "upcycled_fl/accounting/__init__.py": "import dp_accounting, numpy",
+            "upcycled_fl/learning.py": "import simulation, tensorflow_federated",
             "scripts/__init__.py": "import simulation, distributed_dp",
         }.items():
             (tree / path).write_text(text)
@@ -88,6 +91,15 @@ class TestContracts:
             ("simulation", "simulation/extra.py", "import upcycled_fl"),
             ("simulation", "simulation/extra.py", "import centaur"),
             ("simulation", "simulation/extra.py", "import scripts"),
+            ("sources", "simulation/sources/extra.py", "import tensorflow"),
+            ("upcycled", "upcycled_fl/extra.py", "import centaur"),
+            ("upcycled", "upcycled_fl/extra.py", "import scripts"),
+            (
+                "upcycled_accounting",
+                "upcycled_fl/accounting/extra.py",
+                "import tensorflow",
+            ),
+            ("upcycled_accounting", "upcycled_fl/theory.py", "import tensorflow"),
         ],
     )
     def test_reject(

@@ -1,4 +1,4 @@
-"""Tests for evaluation: against NumPy and by hand, subsets, and how much it holds."""
+"""Tests for evaluation: against NumPy and by hand, and how much it holds."""
 
 import collections
 import json
@@ -11,52 +11,13 @@ import tensorflow as tf
 from simulation import evaluation
 from simulation.model import Model
 from simulation.population.federated_data import ArrayData
-from tests.simulation import toys
+from tests.simulation import evaluation_toys, toys
 
-# "none" has no example, "large" has more than some batches.
-SIZES = {"b": 3, "none": 0, "a": 1, "large": 11, "c": 4}
 IDS, STEPS = 5, 4
 
 
-def build_data(sizes=None, client_ids=None, *, seed: int = 0) -> ArrayData:
-    """Returns images whose first entry numbers them: 1000 a client."""
-    sizes = SIZES if sizes is None else sizes
-
-    def make(client_id):
-        rng = np.random.default_rng([seed, *client_id.encode()])
-        x = rng.normal(size=[sizes[client_id], *toys.SHAPE]).astype(np.float32)
-        first = 1000 * sorted(sizes).index(client_id)
-        x[:, 0, 0, 0] = first + np.arange(len(x))
-        return x, rng.integers(toys.NUM_CLASSES, size=len(x)).astype(np.int32)
-
-    return ArrayData(client_ids=tuple(client_ids or sizes), make=make)
-
-
-def select(data, **options) -> evaluation.EvaluationSet:
-    return evaluation.select_evaluation_set(data, **options)
-
-
 def evaluate(model, data, **options) -> evaluation.Evaluation:
-    return evaluation.Evaluation(model, select(data), **options)
-
-
-def draw_weights(model, seed: int = 0) -> list[np.ndarray]:
-    """Returns weights that are not zero; the number of an image counts little."""
-    rng = np.random.default_rng(seed)
-    weights = [
-        rng.normal(size=weight.shape).astype(np.float32)
-        for weight in model.initialize(rng)
-    ]
-    weights[0][0] *= 1e-4
-    return weights
-
-
-def compute_expected(weights, x, y) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each example's loss and accuracy of the toy model, in float64."""
-    kernel, bias = (weight.astype(np.float64) for weight in weights)
-    logits = x.reshape([-1, 4]).astype(np.float64) @ kernel + bias
-    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
-    return losses, (logits.argmax(1) == y).astype(float)
+    return evaluation.Evaluation(model, evaluation_toys.select(data), **options)
 
 
 def build_token_model() -> Model:
@@ -101,13 +62,13 @@ class TestMeans:
     # Smaller than clients, as large as one, over several clients, larger than all.
     @pytest.mark.parametrize("batch_size", [1, 2, 4, 7, 11, 500])
     def test_means_are_those_of_numpy(self, batch_size):
-        model, data = toys.build_toy_model(), build_data()
-        weights = draw_weights(model)
+        model, data = toys.build_toy_model(), evaluation_toys.build_data()
+        weights = evaluation_toys.draw_weights(model)
         evaluate_toy = evaluate(model, data, batch_size=batch_size)
         means = evaluate_toy(weights)
         clients = evaluate_toy.evaluate_clients(weights)
         values = {
-            client_id: compute_expected(weights, *data.load(client_id))
+            client_id: evaluation_toys.compute_expected(weights, *data.load(client_id))
             for client_id in data.client_ids
         }
         pooled = np.concatenate(list(values.values()), axis=1)
@@ -119,7 +80,7 @@ class TestMeans:
         )
         assert means["loss"] != pytest.approx(of_means, rel=1e-3)
         assert clients.client_ids == data.client_ids
-        assert clients.num_examples.tolist() == list(SIZES.values())
+        assert clients.num_examples.tolist() == list(evaluation_toys.SIZES.values())
         for index, (losses, right) in enumerate(values.values()):
             found = {name: array[index] for name, array in clients.means.items()}
             if not len(losses):
@@ -155,10 +116,10 @@ class TestMeans:
         np.testing.assert_allclose(clients.means["loss"], known, rtol=1e-5)
 
     def test_nothing_to_average(self):
-        data = build_data({"a": 0, "b": 0})
+        data = evaluation_toys.build_data({"a": 0, "b": 0})
         model = toys.build_toy_model()
         found = evaluate(model, data)
-        weights = draw_weights(model)
+        weights = evaluation_toys.draw_weights(model)
         means = found(weights)
         assert set(means) == {"loss", "accuracy"}
         assert np.isnan(list(means.values())).all()
@@ -169,7 +130,10 @@ class TestMeans:
 
     def test_dropout_is_off(self):
         plain, dropout = toys.build_toy_model(), toys.build_toy_model(dropout=True)
-        weights, data = draw_weights(plain), build_data()
+        weights, data = (
+            evaluation_toys.draw_weights(plain),
+            evaluation_toys.build_data(),
+        )
         assert evaluate(dropout, data)(weights) == evaluate(plain, data)(weights)
         # It would show.
         x, _ = data.load("large")
@@ -181,8 +145,8 @@ class TestMeans:
     def test_equal_weights_give_equal_numbers(self):
         model = toys.build_toy_model()
         found, weights = (
-            evaluate(model, build_data(), batch_size=3),
-            draw_weights(model),
+            evaluate(model, evaluation_toys.build_data(), batch_size=3),
+            evaluation_toys.draw_weights(model),
         )
         assert found(weights) == found([weight.copy() for weight in weights])
 
@@ -195,8 +159,8 @@ class TestPersonalization:
         return [kernel, bias]
 
     def test_it_is_called_once_a_client_and_never_sees_test_data(self):
-        model, data = toys.build_toy_model(), build_data()
-        weights, calls = draw_weights(model), []
+        model, data = toys.build_toy_model(), evaluation_toys.build_data()
+        weights, calls = evaluation_toys.draw_weights(model), []
 
         def personalize(*arguments, **more):
             calls.append((arguments, more))
@@ -216,8 +180,8 @@ class TestPersonalization:
 
     @pytest.mark.parametrize("batch_size", [2, 500])
     def test_its_weights_are_used_for_its_client_alone(self, batch_size):
-        model, data = toys.build_toy_model(), build_data()
-        weights = draw_weights(model)
+        model, data = toys.build_toy_model(), evaluation_toys.build_data()
+        weights = evaluation_toys.draw_weights(model)
         clients = evaluate(model, data, batch_size=batch_size).evaluate_clients(
             weights, personalize=self.shift
         )
@@ -226,22 +190,24 @@ class TestPersonalization:
             if not len(examples[1]):
                 assert np.isnan(clients.means["loss"][index])
                 continue
-            losses, right = compute_expected(self.shift(client_id, weights), *examples)
+            losses, right = evaluation_toys.compute_expected(
+                self.shift(client_id, weights), *examples
+            )
             assert clients.means["loss"][index] == pytest.approx(
                 losses.mean(), rel=1e-5
             )
             assert clients.means["accuracy"][index] == right.mean()
-            others, _ = compute_expected(weights, *examples)
+            others, _ = evaluation_toys.compute_expected(weights, *examples)
             assert clients.means["loss"][index] != pytest.approx(others.mean(), 1e-3)
 
     def test_a_client_does_not_depend_on_the_others(self):
         model = toys.build_toy_model()
-        weights = draw_weights(model)
-        together = evaluate(model, build_data()).evaluate_clients(
+        weights = evaluation_toys.draw_weights(model)
+        together = evaluate(model, evaluation_toys.build_data()).evaluate_clients(
             weights, personalize=self.shift
         )
         for index, client_id in enumerate(together.client_ids):
-            alone = evaluate(model, build_data(client_ids=[client_id]))
+            alone = evaluate(model, evaluation_toys.build_data(client_ids=[client_id]))
             clients = alone.evaluate_clients(weights, personalize=self.shift)
             for name, values in clients.means.items():
                 assert values[0] == together.means[name][index] or (
@@ -250,7 +216,7 @@ class TestPersonalization:
 
     def test_the_global_weights_cannot_be_written(self):
         model = toys.build_toy_model()
-        weights = draw_weights(model)
+        weights = evaluation_toys.draw_weights(model)
         before = [weight.copy() for weight in weights]
 
         def spoil(_, given):
@@ -258,7 +224,9 @@ class TestPersonalization:
             return given
 
         with pytest.raises(ValueError, match="read-only"):
-            evaluate(model, build_data()).evaluate_clients(weights, personalize=spoil)
+            evaluate(model, evaluation_toys.build_data()).evaluate_clients(
+                weights, personalize=spoil
+            )
         for one, other in zip(weights, before, strict=True):
             assert np.array_equal(one, other)
         # The caller's own may.
@@ -335,155 +303,6 @@ class TestSummary:
         )
 
 
-MANY = {f"user_{index}": 1 + index % 5 for index in range(40)}
-
-
-def list_rows(chosen: evaluation.EvaluationSet) -> list[float]:
-    """Returns the numbers of the images that are taken."""
-    return [
-        number
-        for client_id in chosen.client_ids
-        for number in chosen.load(client_id)[0][:, 0, 0, 0].tolist()
-    ]
-
-
-class TestSelection:
-    @pytest.mark.parametrize("max_examples", [1, 2, 7, 50, 119])
-    def test_exactly_as_many_and_whole_clients_first(self, max_examples):
-        data = build_data(MANY)
-        assert sum(MANY.values()) == 120
-        chosen = select(data, max_examples=max_examples, seed=3)
-        rows = list_rows(chosen)
-        assert len(rows) == len(set(rows)) == max_examples == chosen.num_examples
-        sizes = [len(chosen.load(client_id)[1]) for client_id in chosen.client_ids]
-        whole = [MANY[client_id] for client_id in chosen.client_ids]
-        assert sizes[:-1] == whole[:-1]
-        assert 0 < sizes[-1] <= whole[-1]
-        assert not chosen.is_whole
-        assert chosen.identify()["examples"] == max_examples
-
-    def test_labels_stay_with_their_images(self):
-        data = build_data({"a": 50})
-        chosen = select(data, max_examples=20)
-        x, y = chosen.load("a")
-        all_x, all_y = data.load("a")
-        rows = x[:, 0, 0, 0].astype(int)
-        assert np.array_equal(x, all_x[rows]) and np.array_equal(y, all_y[rows])
-        # Drawn, in the order of the data: neither the first ones nor the last.
-        assert rows.tolist() == sorted(set(rows.tolist()))
-        assert rows.tolist() not in (list(range(20)), list(range(30, 50)))
-        again = chosen.load("a")[0]
-        assert np.array_equal(again, x)
-
-    def test_partial_clients_are_drawn_evenly(self):
-        taken = collections.Counter(
-            int(row)
-            for seed in range(300)
-            for row in list_rows(
-                select(build_data({"a": 4}), max_examples=1, seed=seed)
-            )
-        )
-        # Binomial(300, 1/4): 5 standard deviations are 37.5; "the first" is 300.
-        assert sorted(taken) == [0, 1, 2, 3]
-        assert max(abs(count - 75) for count in taken.values()) < 37.5
-
-    def test_clients_are_drawn_evenly(self):
-        sizes = {name: 2 for name in "abcd"}
-        taken = collections.Counter(
-            client_id
-            for seed in range(300)
-            for client_id in select(
-                build_data(sizes), max_examples=2, seed=seed
-            ).client_ids
-        )
-        assert sorted(taken) == list("abcd")
-        assert max(abs(count - 75) for count in taken.values()) < 37.5
-
-    @pytest.mark.parametrize("max_examples", [1, 17, 119])
-    def test_it_does_not_depend_on_the_order_of_clients(self, max_examples):
-        one = select(build_data(MANY), max_examples=max_examples, seed=1)
-        backwards = build_data(MANY, client_ids=reversed(MANY))
-        other = select(backwards, max_examples=max_examples, seed=1)
-        assert one.client_ids == other.client_ids
-        assert list_rows(one) == list_rows(other)
-        assert one.identify() == other.identify()
-
-    def test_the_whole_is_the_same_in_any_order(self):
-        one = select(build_data(MANY))
-        other = select(build_data(MANY, client_ids=reversed(MANY)))
-        assert one.identify() == other.identify()
-        assert set(list_rows(one)) == set(list_rows(other))
-
-    def test_seeds_choose_others(self):
-        chosen = [
-            select(build_data(MANY), max_examples=17, seed=seed) for seed in range(5)
-        ]
-        assert len({tuple(sorted(list_rows(one))) for one in chosen}) == 5
-        assert len({one.identify()["digest"] for one in chosen}) == 5
-        again = select(build_data(MANY), max_examples=17, seed=2)
-        assert again.identify() == chosen[2].identify()
-        assert list_rows(again) == list_rows(chosen[2])
-
-    def test_parts_of_one_client_by_another_seed_are_told_apart(self):
-        one, other = (
-            select(build_data({"a": 50}), max_examples=20, seed=seed) for seed in (0, 1)
-        )
-        assert list_rows(one) != list_rows(other)
-        assert one.identify() != other.identify()
-
-    def test_sizes_are_told_apart(self):
-        # The same client, with more of its examples.
-        identities = [
-            select(build_data({"a": 50}), max_examples=size).identify()["digest"]
-            for size in (19, 20, 50)
-        ]
-        assert len(set(identities)) == 3
-
-    @pytest.mark.parametrize("max_examples", [None, 120, 121, 10**9])
-    def test_the_whole(self, max_examples):
-        data = build_data(MANY)
-        chosen = select(data, max_examples=max_examples, seed=9)
-        assert chosen.is_whole
-        assert chosen.client_ids == data.client_ids
-        assert chosen.num_examples == 120 and not chosen.limits
-        identity = chosen.identify()
-        assert identity["is_whole"] and identity["seed"] is None
-        # It is the same whatever the seed and the limit.
-        assert identity == select(data).identify()
-        assert json.loads(json.dumps(identity)) == identity
-
-    def test_what_an_identity_says(self):
-        identity = select(build_data(MANY), max_examples=17, seed=4).identify()
-        assert identity.pop("clients") < 40
-        assert len(identity.pop("digest")) == 16
-        assert identity == {
-            "examples": 17,
-            "of_clients": 40,
-            "is_whole": False,
-            "seed": 4,
-        }
-
-    def test_only_what_is_chosen_is_evaluated(self):
-        model, data = toys.build_toy_model(), build_data(MANY)
-        weights = draw_weights(model)
-        chosen = select(data, max_examples=33, seed=5)
-        parts = [chosen.load(client_id) for client_id in chosen.client_ids]
-        x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
-        found = evaluation.Evaluation(model, chosen, batch_size=4)
-        losses, right = compute_expected(weights, x, y)
-        means = found(weights)
-        assert means["loss"] == pytest.approx(losses.mean(), rel=1e-5)
-        assert means["accuracy"] == pytest.approx(right.mean(), rel=1e-12)
-        clients = found.evaluate_clients(weights)
-        assert clients.client_ids == chosen.client_ids
-        assert clients.num_examples.sum() == 33
-
-    @pytest.mark.parametrize("max_examples", [0, -1])
-    def test_less_than_one_example_is_refused(self, max_examples):
-        with pytest.raises(ValueError, match="`max_examples` must be >= 1. Found"):
-            select(build_data(MANY), max_examples=max_examples)
-
-
 class TestMemory:
     """How many examples are alive at a time, of clients that are read."""
 
@@ -504,9 +323,9 @@ class TestMemory:
             client_ids=tuple(str(index) for index in range(len(sizes))), make=make
         )
         model = toys.build_toy_model()
-        chosen = select(data, max_examples=max_examples)
+        chosen = evaluation_toys.select(data, max_examples=max_examples)
         found = evaluation.Evaluation(model, chosen, batch_size=batch_size)
-        weights = draw_weights(model)
+        weights = evaluation_toys.draw_weights(model)
         if personalized:
             found.evaluate_clients(weights, personalize=lambda _, given: given)
         else:
@@ -556,6 +375,6 @@ class TestMemory:
             metrics={"batch": count},
             example_spec=toy.example_spec,
         )
-        found = evaluate(model, build_data({"a": examples}))
+        found = evaluate(model, evaluation_toys.build_data({"a": examples}))
         # The mean over examples of how many are in their batch.
-        assert found(draw_weights(model))["batch"] == batch
+        assert found(evaluation_toys.draw_weights(model))["batch"] == batch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from simulation.population import builder, layout, sql_data
+from simulation.population import builder, layout, sql_data, staging
 from simulation.population.split import SplitBy, SplitRule
 from simulation.sources.source import (
     TEST,
@@ -396,12 +396,12 @@ class TestSerialize:
     KINDS = {"x": Feature(kind=Kind.INT64, shape=(2,)), "text": BYTES}
 
     def test_equal_examples_are_equal_bytes(self):
-        first = builder.serialize(self.KINDS, {"x": [1, 2], "text": b"a"})
-        other = builder.serialize(
+        first = staging.serialize(self.KINDS, {"x": [1, 2], "text": b"a"})
+        other = staging.serialize(
             dict(reversed(self.KINDS.items())), {"text": b"a", "x": np.array([1, 2])}
         )
         assert (
-            first == other != builder.serialize(self.KINDS, {"x": [1, 3], "text": b"a"})
+            first == other != staging.serialize(self.KINDS, {"x": [1, 3], "text": b"a"})
         )
 
     @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ class TestSerialize:
     )
     def test_wrong_features(self, values, match):
         with pytest.raises(ValueError, match=match):
-            builder.serialize(self.KINDS, values)
+            staging.serialize(self.KINDS, values)
 
     @pytest.mark.parametrize(
         ("kind", "value"),
@@ -442,7 +442,7 @@ class TestSerialize:
     def test_wrong_types(self, kind, value):
         # Not an example without a value, which protobuf makes of some arrays.
         with pytest.raises(ValueError, match=f"`x` must be {kind.value}: "):
-            builder.serialize({"x": Feature(kind=kind)}, {"x": value})
+            staging.serialize({"x": Feature(kind=kind)}, {"x": value})
 
     @pytest.mark.parametrize(
         ("kind", "value", "expected"),
@@ -456,7 +456,7 @@ class TestSerialize:
         ],
     )
     def test_types_that_fit(self, kind, value, expected):
-        proto = builder.serialize({"x": Feature(kind=kind)}, {"x": value})
+        proto = staging.serialize({"x": Feature(kind=kind)}, {"x": value})
         feature = tf.train.Example.FromString(proto).features.feature["x"]
         found = feature.int64_list if kind is Kind.INT64 else feature.float_list
         assert list(found.value) == [expected]

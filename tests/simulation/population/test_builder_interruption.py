@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from simulation import run_folder
-from simulation.population import builder, layout, manifest
+from simulation.population import builder, layout, manifest, staging
 from simulation.population.federated_data import DataError
 from simulation.population.split import SplitBy, SplitRule
 from simulation.sources.source import (
@@ -42,13 +42,13 @@ def out(tmp_path) -> pathlib.Path:
 def serialized(monkeypatch) -> list:
     """The examples that were serialised so far."""
     done = []
-    original = builder.serialize
+    original = staging.serialize
 
     def serialize(features, values):
         done.append(values["label"])
         return original(features, values)
 
-    monkeypatch.setattr(builder, "serialize", serialize)
+    monkeypatch.setattr(staging, "serialize", serialize)
     return done
 
 

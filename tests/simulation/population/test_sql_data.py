@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from simulation.population import builder, sql_data
+from simulation.population import sql_data, staging
 from simulation.population.federated_data import DataError
 from simulation.sources.source import Feature, Kind
 
@@ -62,7 +62,7 @@ def write_file(path: pathlib.Path, rows, metadata=None, *, index: str = INDEX):
 def build_rows(split: str = "train", sizes=SIZES) -> list[tuple[str, str, bytes]]:
     """Returns the rows of all clients, taking turns."""
     return [
-        (split, name, builder.serialize(FEATURES, make_example(name, number)))
+        (split, name, staging.serialize(FEATURES, make_example(name, number)))
         for number in range(max(sizes.values()))
         for name, size in sizes.items()
         if number < size
@@ -337,7 +337,7 @@ class TestErrors:
 
     def test_values_that_are_not_finite(self, tmp_path):
         features = make_example("a", 0) | {"x": np.array([np.nan, 0], np.float32)}
-        row = ("train", "a", builder.serialize(FEATURES, features))
+        row = ("train", "a", staging.serialize(FEATURES, features))
         data = open_data(write_file(tmp_path / "d", [row]))
         with pytest.raises(DataError, match="`x of client a` must be finite"):
             data.load("a")
