@@ -36,6 +36,7 @@ from simulation.tasks.task import Task
 _RESULTS_NAME = "results.json"
 _PLOT_NAME = "plot.png"
 _CLIENTS_NAME = "test_users.csv"
+_SYNTHETIC_CLIENTS_NAME = "test_users_synthetic_data.csv"
 _ENTROPY = "from the operating system"
 _USER_ERRORS = (
     # A full disk, a folder in a file's place.
@@ -112,6 +113,7 @@ def run(config: TrainingConfig, program: Program = DISTRIBUTED_DP) -> RunOutcome
             task.test,
             max_examples=options.eval_examples or task.eval_examples,
             seed=options.data_seed,
+            source={"task": task.name, **task.identity},
         )
         model = client_training.choose_stacking(
             task.build_model(config.model),
@@ -361,8 +363,9 @@ def _write_results(
         clients = results[plan.name].clients
         if clients is not None:
             own = path if plan is plans[0] else path / plan.name
-            run_folder.write_text(own / _CLIENTS_NAME, clients.to_csv())
-            files.append(own / _CLIENTS_NAME)
+            name = _SYNTHETIC_CLIENTS_NAME if task.is_synthetic else _CLIENTS_NAME
+            run_folder.write_text(own / name, clients.to_csv())
+            files.append(own / name)
     # Last: it marks the run as finished.
     summary = report.summarize_results(
         task,

@@ -384,6 +384,9 @@ def _scope_noise(
         for key, value in config.to_dict().items()
         if key not in _WITHOUT_EFFECT
     }
+    # On a cluster the results are those of this machine, bit for bit.
+    if settings["engine"] == "ray":
+        settings["engine"] = "local"
     scope = json.dumps([name, settings, identity], sort_keys=True, default=str)
     return seeds.scope_root(root, scope)
 

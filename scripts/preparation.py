@@ -54,6 +54,7 @@ def run(config: PreparationConfig) -> builder.Outcome:
             },
             classes=classes,
             skip_bad=config.skip_bad,
+            needs_test=True,
         )
         with tqdm.tqdm(unit=" examples", desc=target.file_name) as bar:
             try:

@@ -26,6 +26,13 @@ _TAKEN_BY = {
     "classes_per_client": ("cifar", "images"),
     "data_alpha": ("cifar", "images"),
 }
+_DEFAULTS = {
+    "test_fraction": 0.1,
+    "validation_fraction": 0.0,
+    "image_layout": "user_class",
+    "image_size": 32,
+    "grayscale": False,
+}
 _NEEDED = {
     "leaf": ("leaf_dataset",),
     # TFF would take any file of its own names, emnist_all and stackoverflow, for its
@@ -94,7 +101,31 @@ class PreparationConfig:
                     f"`{name}` must be given for format {self.format}. Found "
                     f"{getattr(self, name)!r}."
                 )
-        self.build_rule(has_splits=True)
+        if self.data_seed < 0:
+            raise ValueError(f"`data_seed` must be >= 0. Found {self.data_seed!r}.")
+        if self.data_alpha is not None and not self.data_alpha > 0:
+            raise ValueError(
+                f"`data_alpha` must be positive. Found {self.data_alpha!r}."
+            )
+        for name in ("image_layout", "image_size", "grayscale"):
+            if self.format != "images" and getattr(self, name) != _DEFAULTS[name]:
+                raise ValueError(
+                    f"`{name}` must be unset unless format is images. Found "
+                    f"{getattr(self, name)!r} for {self.format}."
+                )
+        if self.format == "images" and self.image_layout == "user_class":
+            for name in ("partition", "num_clients", "classes_per_client"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"`{name}` must be unset for images of users. Found "
+                        f"{getattr(self, name)!r}; give --image_layout=class."
+                    )
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(
+                f"`data_dir` must be a folder. Found a file at {self.data_dir!r}."
+            )
+        if self.split is not None:
+            self.build_rule(has_splits=False)
         if self.partition is not None:
             self.build_partition(num_classes=0)
 
@@ -110,8 +141,17 @@ class PreparationConfig:
             has_splits: Whether the source says it.
         """
         by = SplitBy.SOURCE if has_splits else SplitBy.EXAMPLE
+        by = by if self.split is None else SplitBy(self.split)
+        if by is SplitBy.SOURCE:
+            for name in ("test_fraction", "validation_fraction"):
+                if getattr(self, name) != _DEFAULTS[name]:
+                    raise ValueError(
+                        f"`{name}` must be unset where the input itself says what is "
+                        f"for the test. Found {getattr(self, name)!r}; give "
+                        "--split=user or --split=example."
+                    )
         return SplitRule(
-            by=by if self.split is None else SplitBy(self.split),
+            by=by,
             test_fraction=self.test_fraction,
             validation_fraction=self.validation_fraction,
             seed=self.data_seed,

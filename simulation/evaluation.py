@@ -6,6 +6,7 @@ into the outputs, so that two figures can be told to be of the same examples.
 
 import dataclasses
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from simulation import table
 from simulation.model import Model, compute_means
-from simulation.population.federated_data import Examples, FederatedData
+from simulation.population.federated_data import DataError, Examples, FederatedData
 
 _LARGEST_BATCH = 500
 # Of a batch's outputs: 16 MB of float32.
@@ -39,6 +40,7 @@ class EvaluationSet:
         limits: Of some clients, how many examples are taken.
         num_examples: The number of examples in all.
         seed: What the choice was made with.
+        source: What tells the data from others, as JSON values.
     """
 
     data: FederatedData
@@ -46,6 +48,7 @@ class EvaluationSet:
     limits: Mapping[str, int]
     num_examples: int
     seed: int
+    source: Mapping[str, Any]
 
     def load(self, client_id: str) -> Examples:
         """Returns the x and y of a client that are taken."""
@@ -64,10 +67,15 @@ class EvaluationSet:
 
     def identify(self) -> dict[str, Any]:
         """Returns what says whether two evaluations are of the same, as JSON values."""
-        digest = hashlib.sha256()
+        source = json.dumps(self.source, sort_keys=True, default=str)
+        digest = hashlib.sha256(source.encode())
+        if self.limits:
+            # Which of a client's examples are taken.
+            digest.update(f"{self.seed}".encode())
         # Sorted: what is evaluated, not in which order.
         for client_id in sorted(self.client_ids):
-            digest.update(f"{client_id}\0{self.limits.get(client_id)}\0".encode())
+            counts = (self.data.count(client_id), self.limits.get(client_id))
+            digest.update(f"\0{client_id}\0{counts}".encode())
         return {
             "examples": self.num_examples,
             "clients": len(self.client_ids),
@@ -79,7 +87,11 @@ class EvaluationSet:
 
 
 def select_evaluation_set(
-    data: FederatedData, *, max_examples: int | None = None, seed: int = 0
+    data: FederatedData,
+    *,
+    max_examples: int | None = None,
+    seed: int = 0,
+    source: Mapping[str, Any] | None = None,
 ) -> EvaluationSet:
     """Returns whole clients, in a seeded order, until there are enough examples.
 
@@ -88,14 +100,21 @@ def select_evaluation_set(
         max_examples: The most examples; of the last client a seeded part is taken. None
             takes everything.
         seed: Decides the choice, together with the clients' names.
+        source: What tells the data from others, as JSON values: it goes into the
+            digest.
 
     Raises:
         ValueError: If `max_examples` is less than 1.
+        DataError: If there are no examples.
     """
     if max_examples is not None and max_examples < 1:
         raise ValueError(f"`max_examples` must be >= 1. Found {max_examples!r}.")
     counts = {client_id: data.count(client_id) for client_id in data.client_ids}
     total = sum(counts.values())
+    if not total:
+        raise DataError(
+            f"the test data must have examples. Found none of {len(counts)} clients."
+        )
     limits: dict[str, int] = {}
     chosen = list(counts)
     if max_examples is not None and total > max_examples:
@@ -114,6 +133,7 @@ def select_evaluation_set(
         limits=limits,
         num_examples=total,
         seed=seed,
+        source=source or {},
     )
 
 

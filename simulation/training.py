@@ -360,6 +360,8 @@ class _Loop:
         row["epsilon"] = training.privacy.compute_epsilon(spent)
         row.update(training.privacy.describe(spent))
         row["reproducible"] = training.root.reproducible
+        if training.task.is_synthetic:
+            row["synthetic_data"] = True
         return row
 
     def _save(self) -> None:

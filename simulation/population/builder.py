@@ -51,6 +51,7 @@ class Import:
         options: All else that decides the result, as JSON values.
         classes: The names of the classes, where known.
         skip_bad: Whether records that are wrong are left out and listed.
+        needs_test: Whether there must be examples for training and test.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class Import:
     options: Mapping[str, Any]
     classes: tuple[str, ...] | None = None
     skip_bad: bool = False
+    needs_test: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,18 +218,19 @@ def _write_final(
         )
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
-        # A manifest never stands beside a file that it does not tell of.
-        path.with_name(job.layout.manifest_name).unlink(missing_ok=True)
+        # Nobody finds a file with another one's manifest or counts: what is replaced
+        # goes first. What ends here is finished from the staging file.
+        path.unlink(missing_ok=True)
         for feature, counter in counts.items():
             run_folder.write_text(
                 path.with_name(job.layout.name_count_file(feature)),
                 _format_counts(feature, counter),
                 durable=True,
             )
-        os.replace(partial, path)
         run_folder.write_text(
             path.with_name(job.layout.manifest_name), manifest.to_json(), durable=True
         )
+        os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return manifest
@@ -330,6 +333,13 @@ def _check(
     }
     if not splits:
         raise DataError(f"{job.layout.file_name} would have no examples at all.")
+    for split in (TRAIN, TEST):
+        if job.needs_test and not written[split]:
+            raise DataError(
+                f"{job.layout.file_name} must have examples for training and test. "
+                f"Found none for {split} by --split={job.rule.by.value}: give another "
+                "--split, or more users or examples."
+            )
     largest = {
         split: max(
             (

@@ -15,6 +15,8 @@ from simulation.population.split import SplitBy
 from simulation.sources.source import Feature, Kind, Record, Source, SourceError, Value
 
 _LABEL = "label"
+# A label counts from 0: a larger one is a mistake, and a model for it enormous.
+_MAX_CLASSES = 1 << 20
 # Whose records are those that are left out.
 NOBODY = ""
 _COMMIT_EVERY = 5_000
@@ -156,6 +158,11 @@ def _build_row(
     label = None
     if features.get(_LABEL) == Feature(kind=Kind.INT64):
         label = int(np.asarray(record.features[_LABEL]))
+        if not 0 <= label < _MAX_CLASSES:
+            raise SourceError(
+                record.place,
+                f"the label must be in [0, {_MAX_CLASSES}). Found {label}.",
+            )
     return record.client_id, record.split, label, proto
 
 

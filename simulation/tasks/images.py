@@ -151,8 +151,9 @@ def build_femnist_af(options: TaskOptions) -> Task:
             _NUM_AF,
         ),
         metric="accuracy",
+        caveats=(stored.PARTITION_CAVEAT,),
         identity={
-            **stored.identify(path, layout),
+            **stored.identify(path),
             "partition": partition.description,
         },
     )
@@ -226,7 +227,7 @@ def _build_cifar(
     train: FederatedData = stored.hold(stored_train, options)
     test: FederatedData = stored.hold(stored_test, options)
     partition = options.build_partition(num_clients=len(stored_train.client_ids))
-    identity = stored.identify(path, layout)
+    identity = stored.identify(path)
     how = "users as in the file"
     if partition is not None:
         train, test = stored.divide(partition, stored_train, stored_test)
@@ -251,6 +252,8 @@ def _build_cifar(
         ),
         metric="accuracy",
         identity=identity,
+        # Files of CIFAR have no users but those that a partition made.
+        caveats=(stored.PARTITION_CAVEAT,),
     )
 
 
@@ -296,7 +299,7 @@ def _build_emnist(
         has_test_users=True,
         models=bound,
         metric="accuracy",
-        identity=stored.identify(path, layout),
+        identity=stored.identify(path),
     )
 
 

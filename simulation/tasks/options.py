@@ -116,6 +116,8 @@ class TaskOptions:
             PartitionKind.SHARDS: ("classes_per_client",),
             PartitionKind.PACHINKO: (),
         }[self.partition]
+        if self.data_alpha == 0:
+            raise ValueError("`data_alpha` must be positive. Found 0.0.")
         given = {}
         for name in ("data_alpha", "classes_per_client"):
             value = getattr(self, name)

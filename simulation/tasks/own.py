@@ -23,6 +23,10 @@ from simulation.tasks.task import Task
 
 _COMMAND = "python -m scripts.prepare_data --format=<csv, npz, ...> --input=<file>"
 _LABEL = "label"
+_CLASSES_CAVEAT = (
+    "which classes there are, which was read from all examples, those for the test "
+    "included"
+)
 _TEXT_LENGTH = 25
 _BRIGHTEST = 255.0
 
@@ -64,8 +68,8 @@ def build_task(options: TaskOptions) -> Task:
         has_test_users=True,
         models=kind.models,
         metric="accuracy",
-        identity=stored.identify(path, layout),
-        caveats=kind.caveats,
+        identity={**stored.identify(path), **kind.identity},
+        caveats=(_CLASSES_CAVEAT, *kind.caveats),
     )
 
 
@@ -79,9 +83,11 @@ class _Kind:
         decode: Callable[[Mapping[str, np.ndarray]], Examples],
         models: Mapping[str, Callable[[], Model]],
         caveats: tuple[str, ...] = (),
+        identity: Mapping[str, str] | None = None,
     ) -> None:
         self.feature, self.what, self.decode = feature, what, decode
         self.models, self.caveats = models, caveats
+        self.identity = dict(identity or {})
 
 
 def _choose(
@@ -158,4 +164,11 @@ def _build_text(
             num_classes=int(manifest.num_classes or 0),
         )
     }
-    return _Kind(name, "texts", decode, models, (texts.describe_vocabulary(words),))
+    return _Kind(
+        name,
+        "texts",
+        decode,
+        models,
+        caveats=(texts.describe_vocabulary(words),),
+        identity={"vocabulary": texts.digest_words(words)},
+    )

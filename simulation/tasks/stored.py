@@ -1,7 +1,6 @@
 """Files that tasks read: found, fetched by TFF's loaders, or missed with one error."""
 
 import contextlib
-import hashlib
 import pathlib
 import shutil
 import socket
@@ -55,10 +54,10 @@ def find_file(
         # URLError, but also what lzma, sqlite3 and TFF say of half a file.
         except Exception as error:
             why = f"it cannot be fetched: {error}"
+    tiny = "" if fetch is None else ". Or give --synthetic_data, a tiny made-up set"
     raise DataError(
         f"`data_dir` must hold {layout.file_name}. Found no {path}, and {why}. Make it "
-        f"with: {command} --name={layout.stem}. (Some tasks have made-up data: "
-        "--synthetic_data.)"
+        f"with: {command} --name={layout.stem}{tiny}"
     )
 
 
@@ -80,18 +79,9 @@ def short_timeout() -> Iterator[None]:
         socket.setdefaulttimeout(before)
 
 
-def identify(path: pathlib.Path, layout: Layout) -> dict[str, Any]:
+def identify(path: pathlib.Path) -> dict[str, Any]:
     """Returns what says whether another run read the same file, as JSON values."""
-    found: dict[str, Any] = {"file": path.name, "bytes": path.stat().st_size}
-    manifest = path.with_name(layout.manifest_name)
-    if manifest.is_file():
-        values = read_manifest(manifest)
-        text = values.to_json().encode()
-        found |= {
-            "source": values.source,
-            "manifest": hashlib.sha256(text).hexdigest()[:16],
-        }
-    return found
+    return {"file": path.name, "digest": sql_data.compute_digest(path)}
 
 
 def describe(path: pathlib.Path, layout: Layout) -> str:
@@ -107,6 +97,11 @@ def describe(path: pathlib.Path, layout: Layout) -> str:
 def hold(data: FederatedData, options: TaskOptions) -> HeldData:
     """Returns data of which as much stays in memory as the options allow."""
     return HeldData(data, max_bytes=options.hold_mb * _BYTES_PER_MB)
+
+
+PARTITION_CAVEAT = (
+    "how the examples were divided among clients, which followed from their labels"
+)
 
 
 def divide(

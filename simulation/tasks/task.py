@@ -50,6 +50,11 @@ class Task:
             raise ValueError("`models` must not be empty.")
 
     @property
+    def is_synthetic(self) -> bool:
+        """Whether the data stand for others (--synthetic_data)."""
+        return bool(self.identity.get("synthetic_data"))
+
+    @property
     def num_clients(self) -> int:
         """The number N of clients."""
         return len(self.train.client_ids)

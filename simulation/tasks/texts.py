@@ -97,17 +97,18 @@ def build_sent140(options: TaskOptions) -> Task:
     options.check_taken("sent140", "data_name", "vocabulary_size", "embedding_file")
     layout = layouts.rename(layouts.PLAIN, options.data_name or "sent140")
     path = stored.find_file(options, layout, fetch=None, command=_SENT140_COMMAND)
-    identity = stored.identify(path, layout)
+    identity = stored.identify(path)
     size = options.vocabulary_size or VOCABULARY_SIZE
     embedding: np.ndarray | None = None
     caveats: tuple[str, ...] = ()
     if options.embedding_file is not None:
         words, embedding = read_embedding(options.embedding_file, size)
         identity["embedding"] = _digest(embedding.tobytes())
+        identity["vocabulary"] = digest_words(words)
         how = f"vectors of {len(words):,} words from {options.embedding_file}"
     else:
         words = read_words(path.with_name(layout.name_count_file("tokens")), size)
-        identity["vocabulary"] = _digest("\n".join(words).encode())
+        identity["vocabulary"] = digest_words(words)
         caveats = (describe_vocabulary(words),)
         how = f"learned vectors of {len(words):,} words"
     ids = {word: index + 1 for index, word in enumerate(words)}
@@ -161,7 +162,7 @@ class _Words:
             )
             words = read_words(self._find_counts("tokens"), size)
         self.ids = {word: index + 1 for index, word in enumerate(words)}
-        self._digest = _digest("\n".join(words).encode())
+        self._digest = digest_words(words)
         self.caveat = describe_vocabulary(words)
 
     def read_tags(self) -> list[str]:
@@ -205,7 +206,7 @@ class _Words:
             has_test_users=True,
             eval_examples=_EVAL_EXAMPLES,
             identity={
-                **stored.identify(self._path, self._layout),
+                **stored.identify(self._path),
                 "vocabulary": self._digest,
             },
             **fields,
@@ -421,6 +422,11 @@ def decode_labelled(
         words = _split(sentence)[:sequence_length]
         row[: len(words)] = [ids.get(word, len(ids) + 1) for word in words]
     return x, features["label"].astype(np.int32)
+
+
+def digest_words(words: Sequence[str]) -> str:
+    """Returns what tells a vocabulary from another."""
+    return _digest("\n".join(words).encode())
 
 
 def _digest(content: bytes) -> str:

@@ -101,7 +101,7 @@ class TestFlags:
             (
                 ["--format=cifar", "--input=.", "--partition=dirichlet"]
                 + ["--data_alpha=0"],
-                "`alpha` must be positive and finite. Found 0.0",
+                "`data_alpha` must be positive. Found 0.0",
             ),
         ],
     )
