@@ -114,7 +114,12 @@ class PreparationConfig:
                     f"{getattr(self, name)!r} for {self.format}."
                 )
         if self.format == "images" and self.image_layout == "user_class":
-            for name in ("partition", "num_clients", "classes_per_client"):
+            for name in (
+                "partition",
+                "num_clients",
+                "classes_per_client",
+                "data_alpha",
+            ):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"`{name}` must be unset for images of users. Found "
@@ -124,8 +129,8 @@ class PreparationConfig:
             raise ValueError(
                 f"`data_dir` must be a folder. Found a file at {self.data_dir!r}."
             )
-        if self.split is not None:
-            self.build_rule(has_splits=False)
+        # Where the input divides is known only when it is read.
+        self.build_rule(has_splits=False)
         if self.partition is not None:
             self.build_partition(num_classes=0)
 

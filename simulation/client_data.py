@@ -92,7 +92,8 @@ def _draw_straggling(
         client_id=client_id,
         count=2,
     )
-    chance, share = (int(word) / 2**64 for word in words)
+    # 53 bits, as of 64 the largest words would round to 1.
+    chance, share = ((int(word) >> 11) / 2**53 for word in words)
     return share if chance < rate else None
 
 

@@ -56,13 +56,13 @@ class SqlData:
             raise ValueError(
                 f"`max_examples` must be >= 1. Found {self.max_examples!r}."
             )
+        self._pin()
         if not self.client_ids:
             found = sorted(read_splits(self.path))
             raise DataError(
                 f"{self.path} must have clients in the split {self.split!r}. Found the "
                 f"splits {found}."
             )
-        self._pin()
         # A file of another kind is refused before anything is trained.
         self._parse(self._fetch(self.client_ids[0], limit=1), self.client_ids[0])
 
@@ -76,6 +76,13 @@ class SqlData:
 
     def _pin(self) -> None:
         vars(self)["_version"] = _identify(self.path)
+
+    def _check_pinned(self) -> None:
+        if _identify(self.path) != vars(self)["_version"]:
+            raise DataError(
+                f"{self.path} must stay as it is while it is in use. Found it changed "
+                "or gone."
+            )
 
     @property
     def client_ids(self) -> tuple[str, ...]:
@@ -107,11 +114,7 @@ class SqlData:
 
     def _fetch(self, client_id: str, limit: int) -> list[bytes]:
         """Returns a client's examples as they are stored."""
-        if _identify(self.path) != vars(self)["_version"]:
-            raise DataError(
-                f"{self.path} must stay as it is while it is in use. Found it changed "
-                "or gone."
-            )
+        self._check_pinned()
         try:
             rows = _connect(self.path).execute(
                 _EXAMPLES_QUERY, (client_id, self.split, limit)
@@ -143,7 +146,8 @@ class SqlData:
 
     @property
     def _counts(self) -> Mapping[str, int]:
-        return _read_counts(self.path, self.split, _identify(self.path))
+        self._check_pinned()
+        return _read_counts(self.path, self.split, vars(self)["_version"])
 
 
 def read_splits(path: pathlib.Path) -> set[str]:

@@ -45,7 +45,7 @@ def build_token_model() -> Model:
     )
 
 
-def build_tokens() -> ArrayData:
+def build_tokens(client_ids=("a", "silent", "none", "b")) -> ArrayData:
     """Returns sentences; those of "silent" have no id that counts."""
 
     def make(client_id):
@@ -55,7 +55,7 @@ def build_tokens() -> ArrayData:
         y = rng.integers(0, IDS, size=[size, STEPS]).astype(np.int32)
         return x, (np.zeros_like(y) if client_id == "silent" else y)
 
-    return ArrayData(client_ids=("a", "silent", "none", "b"), make=make)
+    return ArrayData(client_ids=tuple(client_ids), make=make)
 
 
 class TestMeans:
@@ -116,17 +116,20 @@ class TestMeans:
         np.testing.assert_allclose(clients.means["loss"], known, rtol=1e-5)
 
     def test_nothing_to_average(self):
-        data = evaluation_toys.build_data({"a": 0, "b": 0})
-        model = toys.build_toy_model()
-        found = evaluate(model, data)
-        weights = evaluation_toys.draw_weights(model)
+        """Examples, but no id that counts: the loss is known, no accuracy is."""
+        model = build_token_model()
+        found = evaluate(model, build_tokens(["silent", "none"]))
+        weights = model.initialize(np.random.default_rng(5))
         means = found(weights)
         assert set(means) == {"loss", "accuracy"}
-        assert np.isnan(list(means.values())).all()
+        assert means["loss"] > 0 and np.isnan(means["accuracy"])
         clients = found.evaluate_clients(weights)
-        assert clients.num_examples.tolist() == [0, 0]
+        assert clients.num_examples.tolist() == [2, 0]
+        assert np.isnan(clients.means["accuracy"]).all()
+        assert np.isnan(clients.means["loss"]).tolist() == [False, True]
         summary = clients.summarize()
-        assert summary == {"clients": 2, "loss": None, "accuracy": None}
+        assert summary["clients"] == 2 and summary["accuracy"] is None
+        assert summary["loss"]["clients"] == 1
 
     def test_dropout_is_off(self):
         plain, dropout = toys.build_toy_model(), toys.build_toy_model(dropout=True)
@@ -207,12 +210,19 @@ class TestPersonalization:
             weights, personalize=self.shift
         )
         for index, client_id in enumerate(together.client_ids):
-            alone = evaluate(model, evaluation_toys.build_data(client_ids=[client_id]))
-            clients = alone.evaluate_clients(weights, personalize=self.shift)
+            # Whoever has no examples cannot be alone.
+            names = ["none", "a"] if client_id == "none" else [client_id]
+            few = evaluate(model, evaluation_toys.build_data(client_ids=names))
+            clients = few.evaluate_clients(weights, personalize=self.shift)
+            assert clients.client_ids == tuple(names)
             for name, values in clients.means.items():
-                assert values[0] == together.means[name][index] or (
-                    client_id == "none" and np.isnan(values[0])
+                assert np.isnan(values[0]) == (client_id == "none")
+                assert np.array_equal(
+                    values[0], together.means[name][index], equal_nan=True
                 )
+                if client_id == "none":
+                    first = together.client_ids.index("a")
+                    assert values[1] == together.means[name][first]
 
     def test_the_global_weights_cannot_be_written(self):
         model = toys.build_toy_model()

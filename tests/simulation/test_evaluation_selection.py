@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from simulation import evaluation
+from simulation.population.federated_data import DataError
 from tests.simulation import evaluation_toys, toys
 
 MANY = {f"user_{index}": 1 + index % 5 for index in range(40)}
@@ -117,7 +118,48 @@ class TestSelection:
             for seed in (0, 1)
         )
         assert list_rows(one) != list_rows(other)
-        assert one.identify() != other.identify()
+        assert one.identify()["digest"] != other.identify()["digest"]
+
+    def test_a_seed_that_cuts_nobody_is_not_in_the_digest(self):
+        data = evaluation_toys.build_data({name: 2 for name in "ab"})
+        found: dict[tuple[str, ...], set[str]] = {}
+        for seed in range(10):
+            chosen = evaluation_toys.select(data, max_examples=2, seed=seed)
+            assert not chosen.limits
+            digests = found.setdefault(tuple(chosen.client_ids), set())
+            digests.add(chosen.identify()["digest"])
+        assert found.keys() == {("a",), ("b",)}
+        assert [len(digests) for digests in found.values()] == [1, 1]
+        assert set.isdisjoint(*found.values())
+
+    def test_the_data_are_told_apart_by_their_source(self):
+        data = evaluation_toys.build_data(MANY)
+        sources = [
+            None,
+            {"digest": "1"},
+            {"digest": "2"},
+            {"digest": "1", "vocabulary": "3"},
+        ]
+        digests = [
+            evaluation_toys.select(data, source=source).identify()["digest"]
+            for source in sources
+        ]
+        assert len(set(digests)) == len(sources)
+        again = {"vocabulary": "3", "digest": "1"}
+        assert digests[3] == (
+            evaluation_toys.select(data, source=again).identify()["digest"]
+        )
+        assert evaluation_toys.select(data).source == {}
+
+    def test_clients_of_other_sizes_are_told_apart(self):
+        """As many examples of the same clients, but not of each."""
+        one, other, again = (
+            evaluation_toys.select(evaluation_toys.build_data(sizes)).identify()
+            for sizes in ({"a": 2, "b": 3}, {"a": 3, "b": 2}, {"b": 3, "a": 2})
+        )
+        assert one == again
+        assert {**one, "digest": ""} == {**other, "digest": ""}
+        assert one["digest"] != other["digest"]
 
     def test_sizes_are_told_apart(self):
         # The same client, with more of its examples.
@@ -169,6 +211,17 @@ class TestSelection:
         clients = found.evaluate_clients(weights)
         assert clients.client_ids == chosen.client_ids
         assert clients.num_examples.sum() == 33
+
+    @pytest.mark.parametrize("max_examples", [None, 5])
+    @pytest.mark.parametrize("sizes", [{}, {"a": 0, "b": 0}])
+    def test_nothing_to_evaluate_is_refused(self, sizes, max_examples):
+        data = evaluation_toys.build_data(sizes)
+        match = f"the test data must have examples. Found none of {len(sizes)} clients"
+        with pytest.raises(DataError, match=match):
+            evaluation_toys.select(data, max_examples=max_examples)
+        # One will do.
+        data = evaluation_toys.build_data({**sizes, "c": 1})
+        assert evaluation_toys.select(data, max_examples=max_examples).num_examples == 1
 
     @pytest.mark.parametrize("max_examples", [0, -1])
     def test_less_than_one_example_is_refused(self, max_examples):

@@ -208,13 +208,17 @@ class TestFailure:
         job = build_job(build_source(tmp_path, records), options={"size": 2})
         return builder.build_population(job, out, **options)
 
+    @pytest.mark.parametrize("overwrite", [True, False])
     @pytest.mark.parametrize("failing", [NAME, "data.manifest.json"])
     def test_a_crash_while_files_get_their_names(
-        self, tmp_path, out, monkeypatch, failing
+        self, tmp_path, out, monkeypatch, serialized, failing, overwrite
     ):
         records = [record("a", TRAIN, label=1), record("b", TEST, label=2)]
         first = build_job(build_source(tmp_path, records))
-        before = read_rows(builder.build_population(first, out).path)
+        old = builder.build_population(first, out).manifest
+        whole = self.replace(tmp_path, tmp_path / "whole")
+        expected = read_rows(whole.path), whole.manifest
+        serialized.clear()
         replace = os.replace
 
         def crash(source, target):
@@ -226,21 +230,61 @@ class TestFailure:
             patch.setattr(os, "replace", crash)
             with pytest.raises(OSError, match="no"):
                 self.replace(tmp_path, out, overwrite=True)
-        # One of the two, whole, and no manifest of the other.
-        assert list_names(out) == [NAME, f"{NAME}.staging"]
-        assert (read_rows(out / NAME) == before) == (failing == NAME)
-        for again in (
-            lambda: builder.build_population(first, out),
-            lambda: self.replace(tmp_path, out),
-        ):
-            with pytest.raises(
-                DataError, match="without its manifest; give --overwrite"
-            ):
-                again()
-        outcome = self.replace(tmp_path, out, overwrite=True)
-        assert outcome.manifest.options["options"] == {"size": 2}
+        # Neither of the two files, which nobody can take for the other one.
+        assert list_names(out) == ["data.manifest.json", f"{NAME}.staging"]
+        found = manifest.read_manifest(out / "data.manifest.json")
+        assert found == (whole.manifest if failing == NAME else old)
+        assert serialized == [2, 3]
+        # The same command goes on from there; nothing is there to be overwritten.
+        outcome = self.replace(tmp_path, out, overwrite=overwrite)
+        assert serialized == [2, 3]
+        assert not outcome.was_there
+        assert (read_rows(out / NAME), outcome.manifest) == expected
+        assert manifest.read_manifest(out / "data.manifest.json") == whole.manifest
         assert read_labels(out / NAME) == {"test": {"c": [2]}, "train": {"c": [3]}}
         assert list_names(out) == ["data.manifest.json", NAME]
+
+    def test_a_crash_before_anything_is_replaced_leaves_the_old_one(
+        self, tmp_path, out, monkeypatch
+    ):
+        records = [record("a", TRAIN, label=1), record("b", TEST, label=2)]
+        first = build_job(build_source(tmp_path, records))
+        before = read_rows(builder.build_population(first, out).path)
+
+        def fail(*_, **__):
+            raise OSError("no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            with pytest.raises(OSError, match="no"):
+                self.replace(tmp_path, out, overwrite=True)
+        assert read_rows(out / NAME) == before
+        assert builder.build_population(first, out).was_there
+
+    def test_the_file_gets_its_name_after_all_that_belongs_to_it(
+        self, tmp_path, out, monkeypatch
+    ):
+        read = build_source(
+            tmp_path,
+            [record("a", TRAIN, text=b"x")],
+            kinds={"text": BYTES},
+            counted={"text": " "},
+        )
+        job = build_job(read)
+        builder.build_population(job, out)
+        named, there = [], []
+        replace = os.replace
+
+        def note(source, target):
+            there.append((out / NAME).exists())
+            named.append(pathlib.Path(target).name)
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", note)
+        changed = builder.Import(**(vars(job) | {"options": {"size": 2}}))
+        builder.build_population(changed, out, overwrite=True)
+        assert named == ["data.text_count", "data.manifest.json", NAME]
+        assert there == [False] * 3
 
     @pytest.mark.parametrize("full", ["staging", "partial"])
     def test_a_full_disk(self, tmp_path, out, serialized, monkeypatch, full):

@@ -1,7 +1,12 @@
 """Tests for reading files: what TFF reads, and every file that is wrong."""
 
+import contextlib
+import hashlib
+import os
 import pathlib
 import pickle
+import re
+import shutil
 import sqlite3
 from concurrent import futures
 
@@ -202,23 +207,150 @@ class TestElsewhere:
             for name, found in zip(names, pool.map(data.read, names), strict=True):
                 check_client(found, name, SIZES[name])
 
-    def test_a_file_that_was_replaced_is_read_anew(self, path):
+
+def replace_file(path: pathlib.Path) -> None:
+    """Puts another file in its place."""
+    rows = build_rows(sizes={"b": 1, "it's": 2})
+    write_file(path.with_name("other"), rows).replace(path)
+
+
+def change_file(path: pathlib.Path) -> None:
+    """Writes into it, so that it grows."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE more AS SELECT zeroblob(100000) AS zeros")
+
+
+def touch_file(path: pathlib.Path) -> None:
+    """Changes its time alone: as large as it was."""
+    later = path.stat().st_mtime_ns + 1
+    os.utime(path, ns=(later, later))
+
+
+class TestPinned:
+    @pytest.mark.parametrize("how", [replace_file, change_file, touch_file, os.unlink])
+    def test_a_file_must_stay_as_it_is_while_it_is_in_use(self, path, how):
         data = open_data(path)
         check_client(data.read("b"), "b", 3)
-        other = write_file(
-            path.with_name("other"), build_rows(sizes={"b": 1, "it's": 2})
-        )
-        other.replace(path)
-        for again in (data, open_data(path)):
-            assert again.client_ids == ("b", "it's")
-            check_client(again.read("b"), "b", 1)
+        how(path)
+        for read in (
+            lambda: data.read("b"),
+            lambda: data.load("b"),
+            lambda: data.count("b"),
+            lambda: data.client_ids,
+        ):
+            with pytest.raises(
+                DataError, match="sqlite must stay as it is while it is in use. Found"
+            ):
+                read()
 
-    def test_a_file_that_is_gone(self, path):
+    def test_a_file_that_others_only_read_stays(self, path):
+        data, other = open_data(path), open_data(path, "test")
+        path.read_bytes()
+        check_client(other.read("b"), "b", 2)
+        check_client(data.read("b"), "b", 3)
+
+    def test_the_next_one_reads_the_file_that_is_there(self, path):
         data = open_data(path)
-        path.unlink()
-        for read in (data.load, data.count):
-            with pytest.raises(DataError, match=r"sqlite"):
-                read("b")
+        replace_file(path)
+        again = open_data(path)
+        assert again.client_ids == ("b", "it's")
+        check_client(again.read("b"), "b", 1)
+        with pytest.raises(DataError, match="must stay as it is"):
+            data.read("b")
+
+    def test_a_copy_is_of_the_file_of_where_it_arrives(self, path):
+        packed = pickle.dumps(open_data(path))
+        replace_file(path)
+        copy = pickle.loads(packed)
+        assert copy.client_ids == ("b", "it's")
+        check_client(copy.read("b"), "b", 1)
+        # There too it must stay.
+        touch_file(path)
+        with pytest.raises(DataError, match="must stay as it is"):
+            copy.read("b")
+
+
+def write_users(path: pathlib.Path, names: dict[tuple[str, int], tuple[str, int]]):
+    """Writes three users of two examples each, some of which are others' examples."""
+    keys = [(user, number) for number in range(2) for user in ("a", "b", "9")]
+    rows = [
+        ("train", key[0], staging.serialize(FEATURES, make_example(*names.get(key, key))))
+        for key in keys
+    ]
+    return write_file(path, rows)
+
+
+class TestDigest:
+    @pytest.fixture
+    def users(self, tmp_path) -> pathlib.Path:
+        return write_users(tmp_path / "users.sqlite", {})
+
+    @pytest.fixture
+    def swapped(self, tmp_path) -> pathlib.Path:
+        """The second examples of two users are each other's."""
+        names = {("a", 1): ("b", 1), ("b", 1): ("a", 1)}
+        return write_users(tmp_path / "swapped.sqlite", names)
+
+    def test_of_the_whole(self, users, swapped):
+        expected = hashlib.sha256(users.read_bytes()).hexdigest()[:32]
+        assert sql_data.compute_digest(users) == expected
+        assert users.stat().st_size == swapped.stat().st_size
+        assert sql_data.compute_digest(swapped) != expected
+
+    def test_the_largest_file_that_is_read_whole(self, users, monkeypatch):
+        whole = sql_data.compute_digest(users)
+        size = users.stat().st_size
+        monkeypatch.setattr(sql_data, "_HASHED_WHOLE", size)
+        assert sql_data.compute_digest(users) == whole
+        monkeypatch.setattr(sql_data, "_HASHED_WHOLE", size - 1)
+        sampled = sql_data.compute_digest(users)
+        assert len(sampled) == 32 and sampled != whole
+
+    def test_of_a_sample(self, users, swapped, tmp_path, monkeypatch):
+        monkeypatch.setattr(sql_data, "_HASHED_WHOLE", 0)
+        digest = sql_data.compute_digest(users)
+        copy = pathlib.Path(shutil.copy(users, tmp_path / "copy"))
+        assert sql_data.compute_digest(copy) == digest
+        # One example of a user is looked at, the first; what it cannot tell is said.
+        assert sql_data.compute_digest(swapped) == digest
+        assert "one example of each" in (sql_data.compute_digest.__doc__ or "")
+        names = {("a", 0): ("b", 0), ("b", 0): ("a", 0)}
+        firsts = write_users(tmp_path / "firsts.sqlite", names)
+        assert firsts.stat().st_size == users.stat().st_size
+        assert sql_data.compute_digest(firsts) != digest
+
+    def test_of_users_and_sizes(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sql_data, "_HASHED_WHOLE", 0)
+        rows = build_rows(sizes={"b": 1})
+        variants = [
+            rows,
+            build_rows("test", {"b": 1}),
+            [("train", "c", rows[0][2])],
+            rows * 2,
+        ]
+        paths = [
+            write_file(tmp_path / f"{number}.sqlite", variant)
+            for number, variant in enumerate(variants)
+        ]
+        assert len({path.stat().st_size for path in paths}) == 1
+        assert len({sql_data.compute_digest(path) for path in paths}) == len(paths)
+
+    def test_a_sample_of_many_users_is_spread_over_all(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sql_data, "_HASHED_WHOLE", 0)
+        monkeypatch.setattr(sql_data, "_SAMPLED_USERS", 2)
+        rows = [
+            ("train", name, staging.serialize(FEATURES, make_example("b", number)))
+            for number, name in enumerate("abcdef")
+        ]
+        digest = sql_data.compute_digest(write_file(tmp_path / "all", rows))
+        changed = []
+        for index, (split, name, _) in enumerate(rows):
+            other = staging.serialize(FEATURES, make_example("b", 99))
+            variant = [*rows[:index], (split, name, other), *rows[index + 1 :]]
+            path = write_file(tmp_path / name, variant)
+            if sql_data.compute_digest(path) != digest:
+                changed.append(name)
+        assert changed == ["a", "d"]
 
 
 class TestIndex:
@@ -324,16 +456,32 @@ class TestErrors:
         ],
     )
     def test_features_that_are_not_there(self, path, wrong):
-        data = open_data(path, features=FEATURES | wrong)
-        match = r"client 'b' in train: the examples must have the features \['image', "
+        ((name, feature),) = wrong.items()
+        wanted = re.escape(f"'{name}': ('{feature.kind.value}', {feature.shape})")
+        match = f"client '10' in train: the examples must have the features .*{wanted}"
+        # At once, of the first client: before anything is trained.
         with pytest.raises(DataError, match=match):
-            data.load("b")
+            open_data(path, features=FEATURES | wrong)
 
     def test_an_example_that_is_none(self, path):
         with sqlite3.connect(path) as connection:
             connection.execute("UPDATE examples SET serialized_example_proto = x'0aff'")
-        with pytest.raises(DataError, match="client 'b' in train: the examples must"):
-            open_data(path).load("b")
+        with pytest.raises(DataError, match="client '10' in train: the examples must"):
+            open_data(path)
+
+    @pytest.mark.parametrize("client_id", ["10", "b"])
+    def test_a_later_example_that_is_none(self, path, client_id):
+        with sqlite3.connect(path) as connection:
+            connection.execute(
+                "UPDATE examples SET serialized_example_proto = x'0aff' WHERE rowid = "
+                "(SELECT MAX(rowid) FROM examples WHERE client_id = ?)",
+                [client_id],
+            )
+        data = open_data(path)
+        check_client(data.read("9"), "9", 4)
+        match = f"client '{client_id}' in train: the examples must"
+        with pytest.raises(DataError, match=match):
+            data.load(client_id)
 
     def test_values_that_are_not_finite(self, tmp_path):
         features = make_example("a", 0) | {"x": np.array([np.nan, 0], np.float32)}

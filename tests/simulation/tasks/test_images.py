@@ -315,6 +315,10 @@ class TestCifar:
         for one, other in itertools.combinations(tasks, 2):
             assert one.identity != other.identity
             assert one.description != other.description
+            # All of them may be of a partition: that of the file too.
+            for task in (one, other):
+                (caveat,) = task.caveats
+                assert "how the examples were divided among clients" in caveat
         assert "users as in the file" in tasks[0].description
         assert "Dirichlet(0.5)" in tasks[3].description
 

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from simulation.population import layout
+from simulation.population import layout, sql_data
 from simulation.population.federated_data import DataError
 from simulation.sources import arrays, table
 from simulation.sources.source import TEST, TRAIN, Feature, Kind
@@ -49,7 +49,15 @@ class TestArrays:
         assert list(task.models) == ["logistic_regression", "mlp"]
         assert task.build_model().num_parameters == 6 * 3
         assert task.build_model("mlp").num_parameters == 6 * 196 + 197 * 3
-        assert task.identity["source"] == "rows"
+        path = tmp_path / "mine.sqlite"
+        assert task.identity == {
+            "file": "mine.sqlite",
+            "digest": sql_data.compute_digest(path),
+        }
+        # Which classes there are is not of the training examples alone.
+        (caveat,) = task.caveats
+        assert "which classes there are" in caveat
+        assert "those for the test included" in caveat
 
     def test_pictures_of_bytes_are_in_0_to_1(self, tmp_path):
         x = np.random.default_rng(0).integers(256, size=[12, 6, 4, 3])
@@ -109,9 +117,20 @@ class TestTexts:
         ]
         assert task.train.load("u1")[1].tolist() == [1, 0]
         assert "texts in 2 classes" in task.description
-        (caveat,) = task.caveats
-        assert "the 2 words of the vocabulary" in caveat
+        classes, vocabulary = task.caveats
+        assert "which classes there are" in classes
+        assert "the 2 words of the vocabulary" in vocabulary
         assert task.build_model().num_parameters == 4 * 300 + 351_490
+
+    def test_the_vocabulary_is_in_the_identity(self, tmp_path):
+        files.write_tweets(tmp_path, MINE)
+        two, three, again = (
+            load(tmp_path, vocabulary_size=size).identity for size in (2, 3, 2)
+        )
+        assert two == again
+        assert two["vocabulary"] != three["vocabulary"]
+        # The file is the same.
+        assert {**two, "vocabulary": ""} == {**three, "vocabulary": ""}
 
     def test_text_that_nobody_counted(self, tmp_path):
         files.write_tweets(tmp_path, MINE, counted=None)

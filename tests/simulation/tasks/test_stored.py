@@ -1,6 +1,7 @@
 """Tests for files: found, fetched whole or not at all, missed with one error."""
 
 import contextlib
+import hashlib
 import io
 import lzma
 import pathlib
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from simulation.population import layout
+from simulation.population import layout, sql_data
 from simulation.population.federated_data import DataError
 from simulation.population.manifest import read_manifest
 from simulation.population.partition import PartitionKind
@@ -178,26 +179,42 @@ class TestFetch:
 
 
 class TestIdentity:
-    def test_it_names_file_and_source(self, data_dir):
-        identity = stored.identify(data_dir / "emnist_all.sqlite", layout.EMNIST)
-        manifest = read_manifest(data_dir / "emnist_all.manifest.json")
-        assert identity["file"] == "emnist_all.sqlite"
-        assert identity["bytes"] == (data_dir / "emnist_all.sqlite").stat().st_size
-        assert identity["source"] == manifest.source == "rows"
-        assert len(identity["manifest"]) == 16
-
-    def test_a_file_of_tffs_has_no_manifest(self, tmp_path):
-        path = tmp_path / "cifar100.sqlite"
-        path.write_bytes(b"12345")
-        assert stored.identify(path, layout.CIFAR100) == {
-            "file": "cifar100.sqlite",
-            "bytes": 5,
+    def test_it_names_file_and_content(self, data_dir):
+        path = data_dir / "emnist_all.sqlite"
+        assert stored.identify(path) == {
+            "file": "emnist_all.sqlite",
+            "digest": sql_data.compute_digest(path),
         }
 
-    def test_other_data_have_another(self, data_dir):
-        one = stored.identify(data_dir / "emnist_all.sqlite", layout.EMNIST)
-        other = stored.identify(data_dir / "cifar10.sqlite", files.CIFAR10)
-        assert one["manifest"] != other["manifest"]
+    def test_a_file_of_tffs_needs_no_manifest(self, tmp_path):
+        path = tmp_path / "cifar100.sqlite"
+        path.write_bytes(b"12345")
+        assert stored.identify(path) == {
+            "file": "cifar100.sqlite",
+            "digest": hashlib.sha256(b"12345").hexdigest()[:32],
+        }
+
+    def test_what_lies_beside_it_does_not_count(self, tmp_path):
+        files.write_cifar(tmp_path, 10)
+        path = tmp_path / "cifar10.sqlite"
+        before = stored.identify(path)
+        (tmp_path / "cifar10.manifest.json").unlink()
+        assert stored.identify(path) == before
+
+    def test_other_data_of_the_same_size_have_another(self, tmp_path):
+        found = []
+        for content in (b"12345", b"12346"):
+            (tmp_path / "cifar100.sqlite").write_bytes(content)
+            found.append(stored.identify(tmp_path / "cifar100.sqlite"))
+        assert found[0]["file"] == found[1]["file"]
+        assert found[0]["digest"] != found[1]["digest"]
+
+    @pytest.mark.parametrize("name", list(NEEDED))
+    def test_every_task_of_a_file_has_it(self, data_dir, name):
+        file_name, _ = NEEDED[name]
+        task = load(name, data_dir)
+        found = {key: task.identity[key] for key in ("file", "digest")}
+        assert found == stored.identify(data_dir / file_name)
 
 
 class TestHold:

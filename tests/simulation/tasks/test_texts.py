@@ -355,6 +355,13 @@ class TestSent140:
         assert np.abs(one - two).max() > 1e-3
         again = load("sent140", embedding_file=path)
         assert again.identity == task.identity
+        # The same vectors of other words are told by the words.
+        renamed = tmp_path / "renamed.txt"
+        renamed.write_text(path.read_text().replace("never", "happy"))
+        words = load("sent140", embedding_file=renamed).identity
+        assert words["embedding"] == task.identity["embedding"]
+        assert words["vocabulary"] != task.identity["vocabulary"]
+        assert other.identity["vocabulary"] == task.identity["vocabulary"]
         same = again.build_model().predict(weights, x, None).numpy()
         assert np.array_equal(one, same)
 
