@@ -60,6 +60,19 @@ def test_other_data_draw_other_noise_and_their_caveats_are_stated():
     assert "does not cover: the vocabulary" in str(statement)
 
 
+def test_engines_whose_results_are_equal_share_their_noise():
+    """Bit for bit: of the cluster's and this machine's nothing can be subtracted."""
+    local, ray, tff = (
+        _build_roots("--compare_central", f"--engine={engine}")
+        for engine in ("local", "ray", "tff")
+    )
+    assert local.keys() == tff.keys() == {"ddgauss", "gaussian"}
+    assert ray == local
+    # TFF's own runtime adds in another order: what is released differs.
+    for name, root in tff.items():
+        assert root != local[name]
+
+
 def test_an_adaptive_clip_takes_the_standard_deviation_along():
     (fixed, *_), (adaptive, *_) = _build_plans(), _build_plans("--adaptive_clip")
     column = fixed.describe_columns(1)["central_stddev"]

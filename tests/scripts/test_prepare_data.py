@@ -62,6 +62,8 @@ def read_rows(path: pathlib.Path) -> list[tuple]:
         return file.execute("SELECT * FROM examples ORDER BY rowid").fetchall()
 
 
+NPZ = ("--format=npz", "--input=.", "--name=x")
+IMAGES = ("--format=images", "--input=.", "--name=x")
 TABLE = ("--user_column=user", "--label_column=label", "--name=mine")
 
 
@@ -103,11 +105,83 @@ class TestFlags:
                 + ["--data_alpha=0"],
                 "`data_alpha` must be positive. Found 0.0",
             ),
+            (
+                ["--format=cifar", "--input=.", "--data_alpha=-1"],
+                "`data_alpha` must be positive. Found -1.0",
+            ),
+            (
+                ["--format=npz", "--input=.", "--name=x", "--data_seed=-1"],
+                "`data_seed` must be >= 0. Found -1",
+            ),
+            (
+                [*NPZ, "--test_fraction=0.6", "--validation_fraction=0.5"],
+                "must leave something to train on. Found 0.6 and 0.5",
+            ),
+            (
+                [*NPZ, "--split=source", "--test_fraction=0.2"],
+                "`test_fraction` must be unset where the input itself says .* Found "
+                "0.2; give --split=user",
+            ),
+            (
+                [*NPZ, "--split=source", "--validation_fraction=0.2"],
+                "`validation_fraction` must be unset where the input itself says",
+            ),
+            (
+                [*NPZ, "--image_layout=class"],
+                "`image_layout` must be unset unless format is images. Found 'class' "
+                "for npz",
+            ),
+            (
+                [*NPZ, "--image_size=64"],
+                "`image_size` must be unset unless format is images. Found 64",
+            ),
+            (
+                [*NPZ, "--grayscale"],
+                "`grayscale` must be unset unless format is images. Found True",
+            ),
+            (
+                [*IMAGES, "--partition=shards"],
+                "`partition` must be unset for images of users. Found 'shards'; give "
+                "--image_layout=class",
+            ),
+            (
+                [*IMAGES, "--num_clients=3"],
+                "`num_clients` must be unset for images of users. Found 3",
+            ),
+            (
+                [*IMAGES, "--classes_per_client=2"],
+                "`classes_per_client` must be unset for images of users. Found 2",
+            ),
+            (
+                [*IMAGES, "--data_alpha=0.5"],
+                "`data_alpha` must be unset for images of users. Found 0.5",
+            ),
+            (
+                [*NPZ, f"--data_dir={__file__}"],
+                "`data_dir` must be a folder. Found a file at .*test_prepare_data.py",
+            ),
         ],
     )
     def test_bad_values_are_named(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             parse(*arguments)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            [*NPZ, "--test_fraction=0.2", "--data_seed=0"],
+            [*NPZ, "--split=user", "--test_fraction=0.2"],
+            [*NPZ, "--split=example", "--validation_fraction=0.2"],
+            [*NPZ, "--split=source"],
+            [*NPZ, "--image_size=32", "--data_dir=/nowhere/yet"],
+            [*IMAGES, "--image_size=64", "--grayscale"],
+            [*IMAGES, "--image_layout=class", "--partition=shards"]
+            + ["--num_clients=3", "--classes_per_client=2"],
+            [*IMAGES, "--image_layout=class", "--data_alpha=0.5"],
+        ],
+    )
+    def test_the_same_flags_where_they_have_an_effect(self, arguments):
+        assert parse(*arguments).input == "."
 
 
 class TestFormats:
@@ -156,6 +230,40 @@ class TestFormats:
         manifest = prepare("--format=npz", f"--input={file}", "--name=a").manifest
         assert manifest.num_classes == 3
         assert manifest.splits["train"] == {"users": 2, "examples": 8}
+
+    def test_fractions_have_no_effect_where_the_input_divides(self, prepare, tmp_path):
+        x = np.arange(40.0).reshape([10, 4])
+        half = {"x": x[:5], "y": np.arange(5), "user": np.arange(5)}
+        parts = {
+            f"{name}_{split}": values
+            for name, values in half.items()
+            for split in ("train", "test")
+        }
+        np.savez(tmp_path / "a.npz", **parts)
+        arguments = ("--format=npz", f"--input={tmp_path / 'a.npz'}", "--name=a")
+        # Only the file tells that it divides.
+        for name in ("test_fraction", "validation_fraction"):
+            with pytest.raises(process.UserError, match=f"`{name}` must be unset"):
+                prepare(*arguments, f"--{name}=0.3")
+        assert not (tmp_path / "data").exists()
+        divided = prepare(*arguments).manifest.splits
+        assert {name: counts["examples"] for name, counts in divided.items()} == {
+            "train": 5,
+            "test": 5,
+        }
+        by_user = ("--split=user", "--test_fraction=0.4", "--overwrite")
+        splits = prepare(*arguments, *by_user).manifest.splits
+        assert {name: counts["users"] for name, counts in splits.items()} == {
+            "train": 3,
+            "test": 2,
+        }
+
+    def test_nothing_for_the_test_is_refused(self, prepare, tmp_path):
+        file = write_csv(tmp_path / "table.csv")
+        arguments = ("--format=csv", f"--input={file}", *TABLE)
+        with pytest.raises(process.UserError, match="none for test by --split=example"):
+            prepare(*arguments, "--test_fraction=0")
+        assert not list((tmp_path / "data").iterdir())
 
     def test_images_of_users_and_without(self, prepare, tmp_path):
         rng = np.random.default_rng(0)

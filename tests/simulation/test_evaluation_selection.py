@@ -146,8 +146,9 @@ class TestSelection:
         ]
         assert len(set(digests)) == len(sources)
         again = {"vocabulary": "3", "digest": "1"}
-        assert digests[3] == (
-            evaluation_toys.select(data, source=again).identify()["digest"]
+        assert (
+            digests[3]
+            == (evaluation_toys.select(data, source=again).identify()["digest"])
         )
         assert evaluation_toys.select(data).source == {}
 

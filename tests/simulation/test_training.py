@@ -220,6 +220,26 @@ class TestFiles:
         assert "joined" in table.columns and "seconds" not in table.columns
         assert json.loads((copied / "ledger.json").read_text())["rounds_spent"] == 7
 
+    def test_data_that_stand_for_others_say_so_in_every_row(
+        self, build_training, toy_task, copied, tmp_path
+    ):
+        plain = (copied / "metrics.csv").read_text().splitlines()
+        assert "synthetic_data" not in plain[0]
+        for identity, says in (
+            ({"synthetic_data": True}, True),
+            ({"synthetic_data": False}, False),
+            ({"file": "synthetic_data"}, False),
+        ):
+            task = dataclasses.replace(toy_task, identity=identity)
+            assert task.is_synthetic is says
+            one = dataclasses.replace(build_training(total_rounds=2), task=task)
+            folder = tmp_path / str(identity)
+            folder.mkdir()
+            table = training.run_training(one, folder).metrics
+            if says:
+                assert table.read_column("synthetic_data") == ["True"] * 2
+            assert ("synthetic_data" in table.columns) is says
+
     def test_times_and_events_are_written_beside(self, finished):
         lines = (finished / "timing.csv").read_text().splitlines()
         assert lines[0] == "round,seconds" and len(lines) == TOTAL_ROUNDS + 1

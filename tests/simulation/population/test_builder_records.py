@@ -10,7 +10,9 @@ from simulation.population import builder, manifest, split
 from simulation.population.federated_data import DataError
 from simulation.population.split import SplitBy, SplitRule
 from simulation.sources.source import (
+    TEST,
     TRAIN,
+    VALIDATION,
     Feature,
     Kind,
     SourceError,
@@ -241,3 +243,83 @@ class TestSkipBad:
         with pytest.raises(DataError, match="would have no examples at all"):
             builder.build_population(build_job(read, skip_bad=True), out)
         assert list_names(out) == []
+
+
+class TestLabels:
+    LARGEST = 2**20 - 1
+
+    @pytest.mark.parametrize("label", [-1, -(2**63), 2**20, 2**40])
+    def test_no_class_of_a_model(self, tmp_path, out, label):
+        items = [record("a", TRAIN, label=1), record("b", TRAIN, label=label)]
+        read = build_source(tmp_path, items)
+        reason = f"of b: the label must be in [0, 1048576). Found {label}."
+        with pytest.raises(SourceError) as error:
+            builder.build_population(build_job(read), out)
+        assert str(error.value) == reason
+        assert list_names(out) == []
+        found = builder.build_population(build_job(read, skip_bad=True), out).manifest
+        assert found.skipped == (reason,)
+        # Not the number of classes of what was left out.
+        assert found.num_classes == 2
+
+    @pytest.mark.parametrize("label", [0, LARGEST])
+    def test_the_least_and_the_largest(self, tmp_path, out, label):
+        read = build_source(tmp_path, [record("a", TRAIN, label=label)])
+        outcome = builder.build_population(build_job(read), out)
+        assert read_labels(outcome.path) == {"train": {"a": [label]}}
+        assert outcome.manifest.num_classes == label + 1
+
+    def test_other_features_and_numbers_that_are_no_classes(self, tmp_path, out):
+        kinds = {"label": Feature(kind=Kind.FLOAT), "score": INT}
+        read = build_source(
+            tmp_path, [record("a", TRAIN, label=-1.0, score=-7)], kinds=kinds
+        )
+        found = builder.build_population(build_job(read), out).manifest
+        assert found.num_skipped == 0 and found.num_classes is None
+
+
+class TestNeedsTest:
+    def build(self, folder, out, splits, *, needs_test=True, **options):
+        out_of = [record(f"user {n}", where) for n, where in enumerate(splits)]
+        job = build_job(build_source(folder, out_of), needs_test=needs_test)
+        return builder.build_population(job, out, **options)
+
+    @pytest.mark.parametrize(
+        ("splits", "missing"),
+        [
+            ([TRAIN], TEST),
+            ([TRAIN, VALIDATION], TEST),
+            ([TEST, TEST], TRAIN),
+            ([VALIDATION], TRAIN),
+        ],
+    )
+    def test_one_of_the_two_is_missing(self, tmp_path, out, splits, missing):
+        match = (
+            "data.sqlite must have examples for training and test. Found none for "
+            f"{missing} by --split=source: give another --split"
+        )
+        with pytest.raises(DataError, match=match):
+            self.build(tmp_path, out, splits)
+        assert list_names(out) == []
+        # Where nobody asks for it, it is no error.
+        found = self.build(tmp_path, out, splits, needs_test=False).manifest
+        assert set(found.splits) == set(splits)
+
+    def test_both_are_there(self, tmp_path, out):
+        found = self.build(tmp_path, out, [TRAIN, TEST]).manifest
+        assert set(found.splits) == {TRAIN, TEST}
+
+    def test_users_of_one_example_have_none_for_the_test(self, tmp_path, out):
+        items = [record("a", label=0), record("b", label=1)]
+        read = build_source(tmp_path, items)
+        job = build_job(read, rule=BY_EXAMPLE, needs_test=True)
+        with pytest.raises(DataError, match="none for test by --split=example"):
+            builder.build_population(job, out)
+
+    def test_what_was_there_stays(self, tmp_path, out):
+        path = self.build(tmp_path, out, [TRAIN, TEST]).path
+        names, before = list_names(out), read_rows(path)
+        (tmp_path / "other").mkdir()
+        with pytest.raises(DataError, match="Found none for test"):
+            self.build(tmp_path / "other", out, [TRAIN], overwrite=True)
+        assert list_names(out) == names and read_rows(path) == before

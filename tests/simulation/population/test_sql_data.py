@@ -274,7 +274,11 @@ def write_users(path: pathlib.Path, names: dict[tuple[str, int], tuple[str, int]
     """Writes three users of two examples each, some of which are others' examples."""
     keys = [(user, number) for number in range(2) for user in ("a", "b", "9")]
     rows = [
-        ("train", key[0], staging.serialize(FEATURES, make_example(*names.get(key, key))))
+        (
+            "train",
+            key[0],
+            staging.serialize(FEATURES, make_example(*names.get(key, key))),
+        )
         for key in keys
     ]
     return write_file(path, rows)

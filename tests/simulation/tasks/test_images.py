@@ -205,6 +205,13 @@ class TestFemnistAf:
         assert rows[0] == rows[1] != rows[2]
         assert one.identity == again.identity != other.identity
 
+    def test_that_labels_made_the_clients_is_a_caveat(self, load):
+        (caveat,) = load("femnist_af").caveats
+        assert "how the examples were divided among clients" in caveat
+        assert "which followed from their labels" in caveat
+        # Writers divide these themselves.
+        assert load("emnist_character").caveats == ()
+
 
 def normalize(image: np.ndarray, mean=MEAN, stddev=STDDEV) -> np.ndarray:
     return (image / 255.0 - np.array(mean)) / np.array(stddev)

@@ -16,7 +16,6 @@ import tensorflow_federated as tff
 
 from simulation.population import layout, sql_data
 from simulation.population.federated_data import DataError
-from simulation.population.manifest import read_manifest
 from simulation.population.partition import PartitionKind
 from simulation.tasks import TaskOptions, load_task, stored
 from tests.simulation.tasks import files
