@@ -25,6 +25,11 @@ class UpcycledConfig(TrainingConfig):
                     f"`{name}` must be unset with --noupcycled. Found "
                     f"{getattr(self, name)!r}."
                 )
+        if self.lambda_schedule != "constant" and not self.upcycled:
+            raise ValueError(
+                "`lambda_schedule` must be constant with --noupcycled. Found "
+                f"{self.lambda_schedule!r}."
+            )
         if self.upcycled_lambda is not None and self.upcycled_coefficient is not None:
             raise ValueError(
                 "`upcycled_coefficient` must be unset where `upcycled_lambda` is "
