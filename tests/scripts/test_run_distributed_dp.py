@@ -392,6 +392,7 @@ class TestResuming:
 
 
 class TestEnding:
+    @pytest.mark.slow
     def test_signals_leave_no_process_and_keep_the_last_round(self, tmp_path):
         cases = {
             "one": (signal.SIGINT, "tff"),

@@ -164,6 +164,7 @@ class TestSpreading:
         assert list(add_up([])) == [0.0, 0, 0]
 
 
+@pytest.mark.slow
 def test_stacks_are_those_of_the_local_engine(contexts, rng):
     # Trained weights are rounded to integers: one other bit would show.
     factory = zoo.build_ours(
