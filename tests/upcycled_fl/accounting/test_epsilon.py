@@ -10,6 +10,20 @@ import pytest
 from dp_accounting import rdp as dp_rdp
 from scipy import stats
 
+from tests.upcycled_fl.accounting.cases import (
+    ANALYTIC,
+    AVERAGE,
+    EXACT,
+    MOMENTS,
+    OBJECTIVE,
+    OUTPUT,
+    PAIRS,
+    PROVEN,
+    PUBLISHED,
+    RESIDUAL,
+    compute_objective,
+    compute_output,
+)
 from upcycled_fl.accounting import (
     LOGISTIC_LOSS,
     Accountant,
@@ -19,40 +33,8 @@ from upcycled_fl.accounting import (
     ObjectivePerturbation,
     OutputPerturbation,
     ResidualNoise,
-    compute_objective_epsilon,
-    compute_output_epsilon,
     compute_output_sensitivity,
 )
-
-_PUBLISHED, _AVERAGE, _PROVEN = Accountant
-_MOMENTS, _ANALYTIC = Conversion
-# The paper's synthetic data: 224 examples a client on average, 80 odd steps.
-_RUN = dict(num_examples=224, num_releases=80, delta=1e-3)
-_OUTPUT = OutputPerturbation(l2_clip=10.0, local_stddev=0.8)
-_EXACT = ExactMinimiser(lipschitz=1.0, mu=0.1, gradient_tolerance=1e-9)
-_RESIDUAL = ResidualNoise(gradient_tolerance=1e-9, rate=1e5)
-_OBJECTIVE = ObjectivePerturbation(noise_rate=20.0, mu=0.1, residual=_RESIDUAL)
-_PAIRS = [
-    (_PUBLISHED, _MOMENTS),
-    (_AVERAGE, _MOMENTS),
-    (_AVERAGE, _ANALYTIC),
-    (_PROVEN, _MOMENTS),
-    (_PROVEN, _ANALYTIC),
-]
-
-
-def _compute_output(accountant, conversion=_MOMENTS, perturbation=_OUTPUT, **changes):
-    return compute_output_epsilon(
-        perturbation,
-        accountant=accountant,
-        conversion=conversion,
-        **(_RUN | changes),
-    )
-
-
-def _compute_objective(accountant, perturbation=_OBJECTIVE, **changes):
-    arguments = dict(num_examples=224, num_releases=80) | changes
-    return compute_objective_epsilon(perturbation, accountant=accountant, **arguments)
 
 
 def _integrate_delta(epsilon, distance):
@@ -78,51 +60,51 @@ class TestOutput:
 
         The exact Gaussian curve has 25,690: the same noise, a conversion without slack.
         """
-        assert _compute_output(_PUBLISHED) == pytest.approx(1.98, abs=0.005)
-        assert _compute_output(_AVERAGE) == pytest.approx(4.21, abs=0.005)
-        assert _compute_output(_PROVEN) == pytest.approx(25_831, abs=0.5)
-        assert _compute_output(_PROVEN, _ANALYTIC) == pytest.approx(25_690, abs=0.5)
+        assert compute_output(PUBLISHED) == pytest.approx(1.98, abs=0.005)
+        assert compute_output(AVERAGE) == pytest.approx(4.21, abs=0.005)
+        assert compute_output(PROVEN) == pytest.approx(25_831, abs=0.5)
+        assert compute_output(PROVEN, ANALYTIC) == pytest.approx(25_690, abs=0.5)
 
     def test_the_papers_saving(self):
         """Section 6: "12.0 % less privacy loss", at 80 server steps, sigma .8 and 1."""
-        upcycled = _compute_output(_PUBLISHED, num_releases=40)
-        louder = dataclasses.replace(_OUTPUT, local_stddev=1.0)
-        fedprox = _compute_output(_PUBLISHED, perturbation=louder)
+        upcycled = compute_output(PUBLISHED, num_releases=40)
+        louder = dataclasses.replace(OUTPUT, local_stddev=1.0)
+        fedprox = compute_output(PUBLISHED, perturbation=louder)
         assert 1 - upcycled / fedprox == pytest.approx(0.120, abs=0.002)
         # At equal client rounds Upcycled's smaller noise costs more.
-        assert _compute_output(_PUBLISHED) > fedprox
+        assert compute_output(PUBLISHED) > fedprox
 
     def test_theorem_c1_both_ways(self):
         """delta = exp(-A (eps / (2 A) - 1/2)^2) gives delta back."""
         a = 80 * 10**2 / (2 * 0.8**2 * 224**2)
-        epsilon = _compute_output(_PUBLISHED)
+        epsilon = compute_output(PUBLISHED)
         assert epsilon == pytest.approx(2 * math.sqrt(a * math.log(1e3)) + a, rel=1e-14)
         found = math.exp(-a * (epsilon / (2 * a) - 0.5) ** 2)
         assert found == pytest.approx(1e-3, rel=1e-10)
 
     def test_sensitivities(self):
-        def compute(accountant, perturbation=_OUTPUT):
+        def compute(accountant, perturbation=OUTPUT):
             return compute_output_sensitivity(
                 perturbation, num_examples=50, accountant=accountant
             )
 
-        assert compute(_PUBLISHED) == 0.2
-        assert compute(_AVERAGE) == 0.4
-        assert compute(_PROVEN) == 20.0
+        assert compute(PUBLISHED) == 0.2
+        assert compute(AVERAGE) == 0.4
+        assert compute(PROVEN) == 20.0
         exact = ExactMinimiser(lipschitz=2.0, mu=0.5, gradient_tolerance=0.01)
-        solved = dataclasses.replace(_OUTPUT, minimiser=exact)
-        assert compute(_PROVEN, solved) == pytest.approx(0.2, rel=1e-14)
+        solved = dataclasses.replace(OUTPUT, minimiser=exact)
+        assert compute(PROVEN, solved) == pytest.approx(0.2, rel=1e-14)
         clipped = dataclasses.replace(solved, l2_clip=0.05)
-        assert compute(_PROVEN, clipped) == 0.1
-        assert compute(_AVERAGE, solved) == 0.4
+        assert compute(PROVEN, clipped) == 0.1
+        assert compute(AVERAGE, solved) == 0.4
 
     @pytest.mark.parametrize("delta", [1e-8, 1e-3, 0.2])
     @pytest.mark.parametrize("stddev", [0.05, 1.0, 30.0])
     def test_exact_curve_against_quadrature(self, stddev, delta):
         """M releases 2 tau apart are one Gaussian sqrt(M) 2 tau / sigma apart."""
         perturbation = OutputPerturbation(l2_clip=0.1, local_stddev=stddev)
-        epsilon = _compute_output(
-            _PROVEN, _ANALYTIC, perturbation, num_releases=9, delta=delta
+        epsilon = compute_output(
+            PROVEN, ANALYTIC, perturbation, num_releases=9, delta=delta
         )
         distance = 0.6 / stddev
         if epsilon == 0:
@@ -134,12 +116,12 @@ class TestOutput:
 
     @pytest.mark.parametrize("stddev", [0.5, 20.0, 500.0])
     def test_between_the_conversions_lies_dp_accounting(self, stddev):
-        perturbation = dataclasses.replace(_OUTPUT, local_stddev=stddev)
+        perturbation = dataclasses.replace(OUTPUT, local_stddev=stddev)
         accountant = dp_rdp.RdpAccountant(1 + np.geomspace(1e-3, 1e6, 2001))
         accountant.compose(dp_accounting.GaussianDpEvent(stddev / 20), 80)
         found = accountant.get_epsilon(1e-3)
-        crude = _compute_output(_PROVEN, _MOMENTS, perturbation)
-        assert _compute_output(_PROVEN, _ANALYTIC, perturbation) <= found <= crude
+        crude = compute_output(PROVEN, MOMENTS, perturbation)
+        assert compute_output(PROVEN, ANALYTIC, perturbation) <= found <= crude
 
     def test_worst_case_learner_by_monte_carlo(self, rng):
         """A clipped model may turn from +tau to -tau with one example.
@@ -158,11 +140,11 @@ class TestOutput:
             return gains.mean() - math.sqrt(math.log(1e6) / (2 * len(gains)))
 
         for conversion in Conversion:
-            assert bound_delta(_compute_output(_PROVEN, conversion, **arguments)) < 0.05
-        exact = _compute_output(_PROVEN, _ANALYTIC, **arguments)
+            assert bound_delta(compute_output(PROVEN, conversion, **arguments)) < 0.05
+        exact = compute_output(PROVEN, ANALYTIC, **arguments)
         assert bound_delta(0.7 * exact) > 0.05
-        for accountant in (_PUBLISHED, _AVERAGE):
-            assert bound_delta(_compute_output(accountant, **arguments)) > 0.3
+        for accountant in (PUBLISHED, AVERAGE):
+            assert bound_delta(compute_output(accountant, **arguments)) > 0.3
 
     def test_distance_of_minimisers(self, rng):
         """Linear losses reach 2 (u_1 / n + g) / mu; logistic ones stay within it."""
@@ -178,9 +160,9 @@ class TestOutput:
 
         exact = ExactMinimiser(lipschitz=1.0, mu=mu, gradient_tolerance=tolerance)
         bound = compute_output_sensitivity(
-            dataclasses.replace(_OUTPUT, minimiser=exact),
+            dataclasses.replace(OUTPUT, minimiser=exact),
             num_examples=count,
-            accountant=_PROVEN,
+            accountant=PROVEN,
         )
         slopes = rng.uniform(-1, 1, size=count - 1).sum()
         found = [-((slopes + s) / count + s * tolerance) / mu for s in (-1, 1)]
@@ -191,50 +173,50 @@ class TestOutput:
             residuals = 2 * tolerance / mu
             assert residuals < second - first + residuals <= bound
 
-    @pytest.mark.parametrize(("accountant", "conversion"), _PAIRS)
+    @pytest.mark.parametrize(("accountant", "conversion"), PAIRS)
     def test_monotone(self, accountant, conversion):
-        def compute(perturbation=_OUTPUT, **changes):
-            return _compute_output(accountant, conversion, perturbation, **changes)
+        def compute(perturbation=OUTPUT, **changes):
+            return compute_output(accountant, conversion, perturbation, **changes)
 
         base = compute()
         assert compute(num_releases=81) > base
         assert compute(delta=2e-3) < base
-        assert compute(dataclasses.replace(_OUTPUT, local_stddev=0.9)) < base
-        assert compute(dataclasses.replace(_OUTPUT, l2_clip=11.0)) > base
+        assert compute(dataclasses.replace(OUTPUT, local_stddev=0.9)) < base
+        assert compute(dataclasses.replace(OUTPUT, l2_clip=11.0)) > base
         more = compute(num_examples=225)
-        assert more == base if accountant is _PROVEN else more < base
-        solved = dataclasses.replace(_OUTPUT, minimiser=_EXACT)
-        assert (compute(solved) < base) == (accountant is _PROVEN)
-        if accountant is _PROVEN:
+        assert more == base if accountant is PROVEN else more < base
+        solved = dataclasses.replace(OUTPUT, minimiser=EXACT)
+        assert (compute(solved) < base) == (accountant is PROVEN)
+        if accountant is PROVEN:
             assert compute(solved, num_examples=225) < compute(solved)
             for change in (
                 dict(lipschitz=1.1),
                 dict(mu=0.09),
                 dict(gradient_tolerance=1e-6),
             ):
-                worse = dataclasses.replace(_EXACT, **change)
-                changed = dataclasses.replace(_OUTPUT, minimiser=worse)
+                worse = dataclasses.replace(EXACT, **change)
+                changed = dataclasses.replace(OUTPUT, minimiser=worse)
                 assert compute(changed) > compute(solved)
 
     @pytest.mark.parametrize("count", [1, 2, 50, 10_000])
     def test_sandwich(self, count):
         published, average, proven = (
-            _compute_output(accountant, num_examples=count) for accountant in Accountant
+            compute_output(accountant, num_examples=count) for accountant in Accountant
         )
         assert published < average <= proven
         assert (average == proven) == (count == 1)
-        for accountant in (_AVERAGE, _PROVEN):
-            tight = _compute_output(accountant, _ANALYTIC, num_examples=count)
-            assert tight < _compute_output(accountant, num_examples=count)
+        for accountant in (AVERAGE, PROVEN):
+            tight = compute_output(accountant, ANALYTIC, num_examples=count)
+            assert tight < compute_output(accountant, num_examples=count)
 
-    @pytest.mark.parametrize(("accountant", "conversion"), _PAIRS)
+    @pytest.mark.parametrize(("accountant", "conversion"), PAIRS)
     def test_limits(self, accountant, conversion):
         quiet, loud = (
-            dataclasses.replace(_OUTPUT, local_stddev=value) for value in (0.0, 1e12)
+            dataclasses.replace(OUTPUT, local_stddev=value) for value in (0.0, 1e12)
         )
-        assert _compute_output(accountant, conversion, quiet) == math.inf
-        assert _compute_output(accountant, conversion, loud) < 1e-8
-        assert _compute_output(accountant, conversion, quiet, num_releases=0) == 0
+        assert compute_output(accountant, conversion, quiet) == math.inf
+        assert compute_output(accountant, conversion, loud) < 1e-8
+        assert compute_output(accountant, conversion, quiet, num_releases=0) == 0
 
 
 class _Logistic:
@@ -277,14 +259,14 @@ class TestObjective:
     def test_theorem_c2_by_hand(self):
         """80 (2 * 20 * 1 * 0.1 + 2.8 / 4) / (224 * 0.1), and 2 * 1e5 * 1e-9 / 0.1."""
         expected = 80 * 4.7 / 22.4
-        assert _compute_objective(_PUBLISHED) == pytest.approx(expected, rel=1e-14)
+        assert compute_objective(PUBLISHED) == pytest.approx(expected, rel=1e-14)
         residual = 80 * 2e-3
-        found = _compute_objective(_PROVEN)
+        found = compute_objective(PROVEN)
         assert found == pytest.approx(expected + residual, rel=1e-14)
-        tight = dataclasses.replace(_OBJECTIVE, bound=ObjectiveBound.DETERMINANT)
+        tight = dataclasses.replace(OBJECTIVE, bound=ObjectiveBound.DETERMINANT)
         expected = 80 * (40 / 224 + math.log1p(0.25 / 22.4)) + residual
-        assert _compute_objective(_PROVEN, tight) == pytest.approx(expected, rel=1e-14)
-        assert _compute_objective(_PUBLISHED, tight) == _compute_objective(_PUBLISHED)
+        assert compute_objective(PROVEN, tight) == pytest.approx(expected, rel=1e-14)
+        assert compute_objective(PUBLISHED, tight) == compute_objective(PUBLISHED)
 
     @pytest.mark.parametrize(
         ("shared", "first", "second"),
@@ -304,8 +286,8 @@ class TestObjective:
             residual=ResidualNoise(gradient_tolerance=1e-12, rate=1.0),
             bound=ObjectiveBound.DETERMINANT,
         )
-        epsilon = _compute_objective(
-            _PROVEN, perturbation, num_examples=4, num_releases=1
+        epsilon = compute_objective(
+            PROVEN, perturbation, num_examples=4, num_releases=1
         )
         grid = np.linspace(-40, 40, 400_001)
         loss = one.compute_log_density(grid) - two.compute_log_density(grid)
@@ -343,10 +325,10 @@ class TestObjective:
         assert first @ w == second @ w == -20.0
         loss = alpha * np.linalg.norm((first - second) * share) / count
         perturbation = dataclasses.replace(
-            _OBJECTIVE, noise_rate=alpha, mu=mu, bound=ObjectiveBound.DETERMINANT
+            OBJECTIVE, noise_rate=alpha, mu=mu, bound=ObjectiveBound.DETERMINANT
         )
         arguments = dict(num_examples=count, num_releases=1)
-        epsilon = _compute_objective(_PROVEN, perturbation, **arguments)
+        epsilon = compute_objective(PROVEN, perturbation, **arguments)
         assert 0.99 * epsilon < loss <= epsilon
 
     def test_determinants(self, rng):
@@ -387,34 +369,34 @@ class TestObjective:
             residual=ResidualNoise(gradient_tolerance=radius * mu, rate=rate),
         )
         arguments = dict(num_examples=count, num_releases=1)
-        proven = _compute_objective(_PROVEN, perturbation, **arguments)
+        proven = compute_objective(PROVEN, perturbation, **arguments)
         assert exact <= proven
-        assert exact > _compute_objective(_PUBLISHED, perturbation, **arguments)
+        assert exact > compute_objective(PUBLISHED, perturbation, **arguments)
         assert exact > 0.8 * proven
 
-    @pytest.mark.parametrize("accountant", [_PUBLISHED, _PROVEN])
+    @pytest.mark.parametrize("accountant", [PUBLISHED, PROVEN])
     def test_monotone(self, accountant):
-        def compute(perturbation=_OBJECTIVE, **changes):
-            return _compute_objective(accountant, perturbation, **changes)
+        def compute(perturbation=OBJECTIVE, **changes):
+            return compute_objective(accountant, perturbation, **changes)
 
         base = compute()
         assert compute(num_releases=81) > base
         assert compute(num_examples=225) < base
-        assert compute(dataclasses.replace(_OBJECTIVE, noise_rate=21.0)) > base
-        assert compute(dataclasses.replace(_OBJECTIVE, mu=0.2)) < base
+        assert compute(dataclasses.replace(OBJECTIVE, noise_rate=21.0)) > base
+        assert compute(dataclasses.replace(OBJECTIVE, mu=0.2)) < base
         for change in (dict(lipschitz=1.1), dict(curvature=0.3)):
             loss = dataclasses.replace(LOGISTIC_LOSS, **change)
-            assert compute(dataclasses.replace(_OBJECTIVE, loss=loss)) > base
+            assert compute(dataclasses.replace(OBJECTIVE, loss=loss)) > base
         for change in (dict(rate=2e5), dict(gradient_tolerance=2e-9)):
-            residual = dataclasses.replace(_RESIDUAL, **change)
-            changed = dataclasses.replace(_OBJECTIVE, residual=residual)
-            assert (compute(changed) > base) == (accountant is _PROVEN)
+            residual = dataclasses.replace(RESIDUAL, **change)
+            changed = dataclasses.replace(OBJECTIVE, residual=residual)
+            assert (compute(changed) > base) == (accountant is PROVEN)
 
     def test_limits(self):
         """Noise without end leaves the curvature's part; no release costs nothing."""
-        loud = dataclasses.replace(_OBJECTIVE, noise_rate=1e-15)
-        found = _compute_objective(_PUBLISHED, loud)
+        loud = dataclasses.replace(OBJECTIVE, noise_rate=1e-15)
+        found = compute_objective(PUBLISHED, loud)
         assert found == pytest.approx(80 * 0.7 / 22.4, rel=1e-10)
-        for accountant in (_PUBLISHED, _PROVEN):
-            assert _compute_objective(accountant, num_releases=0) == 0
-        assert _compute_objective(_PROVEN) > _compute_objective(_PUBLISHED)
+        for accountant in (PUBLISHED, PROVEN):
+            assert compute_objective(accountant, num_releases=0) == 0
+        assert compute_objective(PROVEN) > compute_objective(PUBLISHED)

@@ -9,61 +9,36 @@ import sys
 import numpy as np
 import pytest
 
+from tests.upcycled_fl.accounting.cases import (
+    ANALYTIC,
+    AVERAGE,
+    EXACT,
+    OBJECTIVE,
+    OUTPUT,
+    PAIRS,
+    PROVEN,
+    PUBLISHED,
+    RESIDUAL,
+    compute_objective,
+    compute_output,
+)
 from upcycled_fl.accounting import (
     AS_PUBLISHED_OBJECTIVE_WORDS,
     AS_PUBLISHED_OUTPUT_WORDS,
     AVERAGING_WORDS,
     LOGISTIC_LOSS,
-    Accountant,
-    Conversion,
     EpsilonTarget,
-    ExactMinimiser,
     LinearModelLoss,
     ObjectiveBound,
-    ObjectivePerturbation,
-    OutputPerturbation,
     Perturbation,
-    ResidualNoise,
     ServerRule,
     calibrate_objective_perturbation,
     calibrate_output_perturbation,
     check_feature_norms,
-    compute_objective_epsilon,
-    compute_output_epsilon,
     compute_privacy,
     count_client_releases,
     count_server_releases,
 )
-
-_PUBLISHED, _AVERAGE, _PROVEN = Accountant
-_MOMENTS, _ANALYTIC = Conversion
-# The paper's synthetic data: 224 examples a client on average, 80 odd steps.
-_RUN = dict(num_examples=224, num_releases=80, delta=1e-3)
-_OUTPUT = OutputPerturbation(l2_clip=10.0, local_stddev=0.8)
-_EXACT = ExactMinimiser(lipschitz=1.0, mu=0.1, gradient_tolerance=1e-9)
-_RESIDUAL = ResidualNoise(gradient_tolerance=1e-9, rate=1e5)
-_OBJECTIVE = ObjectivePerturbation(noise_rate=20.0, mu=0.1, residual=_RESIDUAL)
-_PAIRS = [
-    (_PUBLISHED, _MOMENTS),
-    (_AVERAGE, _MOMENTS),
-    (_AVERAGE, _ANALYTIC),
-    (_PROVEN, _MOMENTS),
-    (_PROVEN, _ANALYTIC),
-]
-
-
-def _compute_output(accountant, conversion=_MOMENTS, perturbation=_OUTPUT, **changes):
-    return compute_output_epsilon(
-        perturbation,
-        accountant=accountant,
-        conversion=conversion,
-        **(_RUN | changes),
-    )
-
-
-def _compute_objective(accountant, perturbation=_OBJECTIVE, **changes):
-    arguments = dict(num_examples=224, num_releases=80) | changes
-    return compute_objective_epsilon(perturbation, accountant=accountant, **arguments)
 
 
 class TestPrivacy:
@@ -71,14 +46,14 @@ class TestPrivacy:
 
     def test_every_client(self):
         found = compute_privacy(
-            _OUTPUT,
+            OUTPUT,
             num_examples=self._SIZES,
             num_releases=[80, 7, 0],
-            accountant=_PUBLISHED,
+            accountant=PUBLISHED,
             delta=1e-3,
         )
         expected = [
-            _compute_output(_PUBLISHED, num_examples=size, num_releases=count)
+            compute_output(PUBLISHED, num_examples=size, num_releases=count)
             for size, count in zip(self._SIZES, [80, 7, 0], strict=True)
         ]
         assert list(found.epsilons) == expected
@@ -86,12 +61,12 @@ class TestPrivacy:
         assert (found.epsilon_min, found.epsilon_max) == (0.0, expected[0])
         assert found.num_releases == (80, 7, 0)
 
-    @pytest.mark.parametrize(("accountant", "conversion"), _PAIRS)
+    @pytest.mark.parametrize(("accountant", "conversion"), PAIRS)
     def test_rounds_that_a_client_missed_cost_nothing(self, accountant, conversion):
         """Per-round noise: A adds up over the rounds that a client took part in."""
         joined = np.array([[1, 0, 1], [1, 1, 0], [1, 0, 0]], dtype=bool)
         stddevs = [3.0, 4.0, 12.0]
-        parts = [dataclasses.replace(_OUTPUT, local_stddev=s) for s in stddevs]
+        parts = [dataclasses.replace(OUTPUT, local_stddev=s) for s in stddevs]
         arguments = dict(
             num_examples=self._SIZES,
             accountant=accountant,
@@ -100,24 +75,24 @@ class TestPrivacy:
         )
         found = compute_privacy(parts, num_releases=joined.astype(int), **arguments)
         # 1/9 + 1/16 + 1/144 = 26/144.
-        joint = dataclasses.replace(_OUTPUT, local_stddev=12 / math.sqrt(26))
+        joint = dataclasses.replace(OUTPUT, local_stddev=12 / math.sqrt(26))
         expected = compute_privacy(joint, num_releases=[1, 0, 0], **arguments)
         assert found.epsilons[0] == pytest.approx(expected.epsilons[0], rel=1e-9)
         for client, part in ((1, parts[1]), (2, parts[0])):
             alone = compute_privacy(part, num_releases=[1, 1, 1], **arguments)
             assert found.epsilons[client] == alone.epsilons[client]
         assert found.num_releases == (3, 1, 1) == tuple(count_client_releases(joined))
-        equal = compute_privacy([_OUTPUT] * 3, num_releases=joined * 1, **arguments)
-        once = compute_privacy(_OUTPUT, num_releases=joined.sum(axis=0), **arguments)
+        equal = compute_privacy([OUTPUT] * 3, num_releases=joined * 1, **arguments)
+        once = compute_privacy(OUTPUT, num_releases=joined.sum(axis=0), **arguments)
         assert equal.epsilons == pytest.approx(once.epsilons, rel=1e-9)
 
     def test_objective_epsilons_add_up(self):
-        parts = [dataclasses.replace(_OBJECTIVE, noise_rate=a) for a in (5.0, 20.0)]
+        parts = [dataclasses.replace(OBJECTIVE, noise_rate=a) for a in (5.0, 20.0)]
         found = compute_privacy(
-            parts, num_examples=[224], num_releases=[[3], [1]], accountant=_PROVEN
+            parts, num_examples=[224], num_releases=[[3], [1]], accountant=PROVEN
         )
         expected = sum(
-            _compute_objective(_PROVEN, part, num_releases=count)
+            compute_objective(PROVEN, part, num_releases=count)
             for part, count in zip(parts, (3, 1), strict=True)
         )
         assert found.epsilon_max == pytest.approx(expected, rel=1e-14)
@@ -126,12 +101,12 @@ class TestPrivacy:
     @pytest.mark.parametrize(
         ("perturbation", "accountant", "label"),
         [
-            (_OUTPUT, _PUBLISHED, AS_PUBLISHED_OUTPUT_WORDS),
-            (_OUTPUT, _AVERAGE, AVERAGING_WORDS),
-            (_OUTPUT, _PROVEN, None),
-            (dataclasses.replace(_OUTPUT, minimiser=_EXACT), _PROVEN, None),
-            (_OBJECTIVE, _PUBLISHED, AS_PUBLISHED_OBJECTIVE_WORDS),
-            (_OBJECTIVE, _PROVEN, None),
+            (OUTPUT, PUBLISHED, AS_PUBLISHED_OUTPUT_WORDS),
+            (OUTPUT, AVERAGE, AVERAGING_WORDS),
+            (OUTPUT, PROVEN, None),
+            (dataclasses.replace(OUTPUT, minimiser=EXACT), PROVEN, None),
+            (OBJECTIVE, PUBLISHED, AS_PUBLISHED_OBJECTIVE_WORDS),
+            (OBJECTIVE, PROVEN, None),
         ],
     )
     def test_statements(self, perturbation, accountant, label):
@@ -159,10 +134,10 @@ class TestPrivacy:
         assert "does not cover: " in text and "0 to 80" in text
         adjacency = found.adjacency
         assert ("added" in adjacency) == (
-            is_output and accountant is not _AVERAGE and perturbation.minimiser is None
+            is_output and accountant is not AVERAGE and perturbation.minimiser is None
         )
         assert ("replaced" in adjacency) == (
-            accountant is not _PUBLISHED or not is_output
+            accountant is not PUBLISHED or not is_output
         )
         values = json.loads(json.dumps(found.to_dict()))
         names = {field.name for field in dataclasses.fields(found)}
@@ -171,9 +146,9 @@ class TestPrivacy:
         assert values["epsilons"] == list(found.epsilons)
 
     def test_no_noise_in_json(self):
-        quiet = dataclasses.replace(_OUTPUT, local_stddev=0.0)
+        quiet = dataclasses.replace(OUTPUT, local_stddev=0.0)
         found = compute_privacy(
-            quiet, num_examples=[9], num_releases=[1], accountant=_PROVEN, delta=0.1
+            quiet, num_examples=[9], num_releases=[1], accountant=PROVEN, delta=0.1
         )
         assert found.to_dict()["epsilons"] == ["inf"]
         assert found.to_dict()["epsilon_mean"] == "inf"
@@ -209,8 +184,8 @@ class TestCalibration:
         ]
         assert figures[0] <= epsilon < figures[1]
 
-    @pytest.mark.parametrize("minimiser", [None, _EXACT])
-    @pytest.mark.parametrize(("accountant", "conversion"), _PAIRS)
+    @pytest.mark.parametrize("minimiser", [None, EXACT])
+    @pytest.mark.parametrize(("accountant", "conversion"), PAIRS)
     def test_output(self, epsilon, target, accountant, conversion, minimiser):
         shared = dict(accountant=accountant, conversion=conversion, delta=1e-3)
         found = calibrate_output_perturbation(
@@ -226,13 +201,13 @@ class TestCalibration:
         self._check(found, worse, epsilon, target, **shared)
 
     @pytest.mark.parametrize("bound", ObjectiveBound)
-    @pytest.mark.parametrize("accountant", [_PUBLISHED, _PROVEN])
+    @pytest.mark.parametrize("accountant", [PUBLISHED, PROVEN])
     def test_objective(self, epsilon, target, accountant, bound):
         found = calibrate_objective_perturbation(
             epsilon=epsilon,
             mu=30.0,
             accountant=accountant,
-            residual=_RESIDUAL,
+            residual=RESIDUAL,
             bound=bound,
             target=target,
             **_CLIENTS,
@@ -245,32 +220,32 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("build", "message"),
         [
-            (lambda: dataclasses.replace(_OUTPUT, l2_clip=0.0), "`l2_clip` must be po"),
+            (lambda: dataclasses.replace(OUTPUT, l2_clip=0.0), "`l2_clip` must be po"),
             (
-                lambda: dataclasses.replace(_OUTPUT, local_stddev=-1.0),
+                lambda: dataclasses.replace(OUTPUT, local_stddev=-1.0),
                 "`local_stddev` must be at least 0",
             ),
-            (lambda: dataclasses.replace(_OUTPUT, minimiser=1), "`minimiser` must be"),
-            (lambda: dataclasses.replace(_EXACT, lipschitz=0.0), "`lipschitz` must be"),
-            (lambda: dataclasses.replace(_EXACT, mu=0.0), "`mu` must be positive"),
+            (lambda: dataclasses.replace(OUTPUT, minimiser=1), "`minimiser` must be"),
+            (lambda: dataclasses.replace(EXACT, lipschitz=0.0), "`lipschitz` must be"),
+            (lambda: dataclasses.replace(EXACT, mu=0.0), "`mu` must be positive"),
             (
-                lambda: dataclasses.replace(_EXACT, gradient_tolerance=-1e-9),
+                lambda: dataclasses.replace(EXACT, gradient_tolerance=-1e-9),
                 "`gradient_tolerance` must be at least 0",
             ),
             (
-                lambda: dataclasses.replace(_OBJECTIVE, noise_rate=0.0),
+                lambda: dataclasses.replace(OBJECTIVE, noise_rate=0.0),
                 "`noise_rate` must be positive",
             ),
-            (lambda: dataclasses.replace(_OBJECTIVE, mu=0.0), "`mu` must be positive"),
+            (lambda: dataclasses.replace(OBJECTIVE, mu=0.0), "`mu` must be positive"),
             (
-                lambda: dataclasses.replace(_OBJECTIVE, loss=1),
+                lambda: dataclasses.replace(OBJECTIVE, loss=1),
                 "`loss` must be a member",
             ),
-            (lambda: dataclasses.replace(_OBJECTIVE, residual=1), "`residual` must be"),
-            (lambda: dataclasses.replace(_OBJECTIVE, bound=1), "`bound` must be"),
-            (lambda: dataclasses.replace(_RESIDUAL, rate=0.0), "`rate` must be posit"),
+            (lambda: dataclasses.replace(OBJECTIVE, residual=1), "`residual` must be"),
+            (lambda: dataclasses.replace(OBJECTIVE, bound=1), "`bound` must be"),
+            (lambda: dataclasses.replace(RESIDUAL, rate=0.0), "`rate` must be posit"),
             (
-                lambda: dataclasses.replace(_RESIDUAL, gradient_tolerance=0.0),
+                lambda: dataclasses.replace(RESIDUAL, gradient_tolerance=0.0),
                 "`gradient_tolerance` must be positive",
             ),
         ],
@@ -301,43 +276,43 @@ class TestErrors:
     )
     def test_only_a_one_output_linear_model_is_proven(self, change, message):
         loss = LinearModelLoss(**(dataclasses.asdict(LOGISTIC_LOSS) | change))
-        perturbation = dataclasses.replace(_OBJECTIVE, loss=loss)
+        perturbation = dataclasses.replace(OBJECTIVE, loss=loss)
         with pytest.raises(ValueError, match=message):
-            _compute_objective(_PROVEN, perturbation)
-        assert _compute_objective(_PUBLISHED, perturbation) > 0
+            compute_objective(PROVEN, perturbation)
+        assert compute_objective(PUBLISHED, perturbation) > 0
 
     def test_sgd_is_not_proven(self):
-        inexact = dataclasses.replace(_OBJECTIVE, residual=None)
+        inexact = dataclasses.replace(OBJECTIVE, residual=None)
         with pytest.raises(ValueError, match="`residual` must be set for PROVEN"):
-            _compute_objective(_PROVEN, inexact)
-        assert _compute_objective(_PUBLISHED, inexact) > 0
+            compute_objective(PROVEN, inexact)
+        assert compute_objective(PUBLISHED, inexact) > 0
 
-    @pytest.mark.parametrize("accountant", [_PUBLISHED, _PROVEN])
+    @pytest.mark.parametrize("accountant", [PUBLISHED, PROVEN])
     def test_curvature(self, accountant):
         """u_2 = 1/4 <= 0.5 |D_i| mu = 0.05 |D_i| from 5 examples on."""
-        assert _compute_objective(accountant, num_examples=5) > 0
+        assert compute_objective(accountant, num_examples=5) > 0
         with pytest.raises(
             ValueError,
             match=r"`curvature` must be at most 0.5 \|D_i\| mu .* raise `mu`",
         ):
-            _compute_objective(accountant, num_examples=4)
+            compute_objective(accountant, num_examples=4)
 
     def test_accountants(self):
         with pytest.raises(ValueError, match="`accountant` must be AS_PUBLISHED or PR"):
-            _compute_objective(_AVERAGE)
+            compute_objective(AVERAGE)
         with pytest.raises(ValueError, match="`accountant` must be a member"):
-            _compute_output("proven")
+            compute_output("proven")
         with pytest.raises(ValueError, match="`conversion` must be MOMENTS for AS_PUB"):
-            _compute_output(_PUBLISHED, _ANALYTIC)
+            compute_output(PUBLISHED, ANALYTIC)
         with pytest.raises(ValueError, match="`conversion` must be a member"):
-            _compute_output(_PROVEN, "analytic")
+            compute_output(PROVEN, "analytic")
 
-    @pytest.mark.parametrize("compute", [_compute_output, _compute_objective])
+    @pytest.mark.parametrize("compute", [compute_output, compute_objective])
     def test_counts(self, compute):
         with pytest.raises(ValueError, match="`num_examples` must be an integer at le"):
-            compute(_PROVEN, num_examples=0)
+            compute(PROVEN, num_examples=0)
         with pytest.raises(ValueError, match="`num_releases` must be an integer at le"):
-            compute(_PROVEN, num_releases=-1)
+            compute(PROVEN, num_releases=-1)
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -349,11 +324,11 @@ class TestErrors:
             (dict(num_releases=[-1]), "`num_releases` must hold integers"),
             (dict(delta=None), r"`delta` must be in \(0, 1\)"),
             (dict(perturbation=[]), "`perturbation` must be OutputPerturbation or"),
-            (dict(perturbation=[_OUTPUT, _OBJECTIVE]), "all of one kind"),
-            (dict(perturbation=_OBJECTIVE), "`delta` must be None for objective"),
+            (dict(perturbation=[OUTPUT, OBJECTIVE]), "all of one kind"),
+            (dict(perturbation=OBJECTIVE), "`delta` must be None for objective"),
             (
                 dict(
-                    perturbation=[_OUTPUT, dataclasses.replace(_OUTPUT, l2_clip=1.0)],
+                    perturbation=[OUTPUT, dataclasses.replace(OUTPUT, l2_clip=1.0)],
                     num_releases=[[1], [1]],
                 ),
                 "`perturbation` must differ in `local_stddev` or `noise_rate` alone",
@@ -362,10 +337,10 @@ class TestErrors:
     )
     def test_privacy(self, changes, message):
         arguments = dict(
-            perturbation=_OUTPUT,
+            perturbation=OUTPUT,
             num_examples=[9],
             num_releases=[1],
-            accountant=_PROVEN,
+            accountant=PROVEN,
             delta=1e-3,
         )
         with pytest.raises(ValueError, match=message):
@@ -386,7 +361,7 @@ class TestErrors:
             mu=0.1,
             num_examples=[224],
             num_releases=[80],
-            accountant=_PUBLISHED,
+            accountant=PUBLISHED,
         )
         with pytest.raises(ValueError, match=message):
             calibrate_objective_perturbation(**(arguments | changes))
