@@ -20,22 +20,6 @@ SERVER_OPTIMIZERS = ("sgd", "adagrad", "adam", "yogi")
 # What distributed_dp.modular takes.
 MAX_BITS = 32
 _LARGEST_CLIP = 1e15
-# Fields of simulation.tasks.TaskOptions, which are flags of the same names.
-TASK_FLAGS = (
-    "data_dir",
-    "synthetic_data",
-    "data_seed",
-    "data_name",
-    "partition",
-    "num_clients",
-    "data_alpha",
-    "data_beta",
-    "classes_per_client",
-    "vocabulary_size",
-    "embedding_file",
-    "eval_examples",
-    "hold_mb",
-)
 # What decides whether a repeated round is the same round.
 _PACKAGES = (
     "dp-accounting",
@@ -102,7 +86,7 @@ def define_run_flags(values: flags.FlagValues) -> None:
 
 
 def define_task_flags(values: flags.FlagValues) -> None:
-    """Defines --task, --model, and what tasks can be told (TASK_FLAGS)."""
+    """Defines --task, --model, and what tasks can be told (TaskOptions)."""
     flags.DEFINE_enum("task", "digits", TASK_NAMES, "what to learn", flag_values=values)
     flags.DEFINE_string(
         "model",
@@ -133,7 +117,7 @@ def define_task_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "data_name",
         None,
-        "name that prepare_data gave the data of --task=own",
+        "name that prepare_data gave the data (unset: the task's own)",
         flag_values=values,
     )
     flags.DEFINE_enum(
@@ -174,12 +158,13 @@ def define_task_flags(values: flags.FlagValues) -> None:
 
 
 def build_task_options(config: Any) -> TaskOptions:
-    """Returns a task's options of a configuration that has TASK_FLAGS for fields.
+    """Returns a task's options of a configuration that has their names for fields.
 
     Raises:
         ValueError: If a value is out of range.
     """
-    given = {name: getattr(config, name) for name in TASK_FLAGS}
+    names = [field.name for field in dataclasses.fields(TaskOptions)]
+    given = {name: getattr(config, name) for name in names}
     for name in ("data_dir", "embedding_file"):
         if given[name] is not None:
             given[name] = pathlib.Path(given[name])

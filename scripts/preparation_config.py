@@ -26,7 +26,8 @@ _TAKEN_BY = {
     "classes_per_client": ("cifar", "images"),
     "data_alpha": ("cifar", "images"),
 }
-_DEFAULTS = {
+# Of the flags that are never unset.
+DEFAULTS = {
     "test_fraction": 0.1,
     "validation_fraction": 0.0,
     "image_layout": "user_class",
@@ -108,7 +109,7 @@ class PreparationConfig:
                 f"`data_alpha` must be positive. Found {self.data_alpha!r}."
             )
         for name in ("image_layout", "image_size", "grayscale"):
-            if self.format != "images" and getattr(self, name) != _DEFAULTS[name]:
+            if self.format != "images" and getattr(self, name) != DEFAULTS[name]:
                 raise ValueError(
                     f"`{name}` must be unset unless format is images. Found "
                     f"{getattr(self, name)!r} for {self.format}."
@@ -149,7 +150,7 @@ class PreparationConfig:
         by = by if self.split is None else SplitBy(self.split)
         if by is SplitBy.SOURCE:
             for name in ("test_fraction", "validation_fraction"):
-                if getattr(self, name) != _DEFAULTS[name]:
+                if getattr(self, name) != DEFAULTS[name]:
                     raise ValueError(
                         f"`{name}` must be unset where the input itself says what is "
                         f"for the test. Found {getattr(self, name)!r}; give "

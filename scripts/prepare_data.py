@@ -16,6 +16,7 @@ is given again. A damaged record ends it, naming the place, unless --skip_bad.
 from absl import flags
 
 from scripts import flags as run_flags
+from scripts.preparation_config import DEFAULTS, PreparationConfig
 from simulation import process
 from simulation.population.partition import PartitionKind
 from simulation.population.split import SplitBy
@@ -59,9 +60,17 @@ def _define_general_flags(values: flags.FlagValues) -> None:
         "each user's examples (unset: source where the input says it, else example)",
         flag_values=values,
     )
-    flags.DEFINE_float("test_fraction", 0.1, "part for the test", flag_values=values)
     flags.DEFINE_float(
-        "validation_fraction", 0.0, "part for the validation", flag_values=values
+        "test_fraction",
+        DEFAULTS["test_fraction"],
+        "part for the test",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "validation_fraction",
+        DEFAULTS["validation_fraction"],
+        "part for the validation",
+        flag_values=values,
     )
     flags.DEFINE_integer(
         "data_seed", 0, "decides splits and partitions", flag_values=values
@@ -121,15 +130,21 @@ def _define_format_flags(values: flags.FlagValues) -> None:
         flags.DEFINE_list(name, None, f"csv, parquet: {text}", flag_values=values)
     flags.DEFINE_enum(
         "image_layout",
-        "user_class",
+        DEFAULTS["image_layout"],
         ["user_class", "class"],
         "images: folders of users with folders of classes, or of classes alone",
         flag_values=values,
     )
     flags.DEFINE_integer(
-        "image_size", 32, "images: height and width in pixels", 1, flag_values=values
+        "image_size",
+        DEFAULTS["image_size"],
+        "images: height and width in pixels",
+        1,
+        flag_values=values,
     )
-    flags.DEFINE_bool("grayscale", False, "images: one channel", flag_values=values)
+    flags.DEFINE_bool(
+        "grayscale", DEFAULTS["grayscale"], "images: one channel", flag_values=values
+    )
     flags.DEFINE_enum(
         "partition",
         None,
@@ -162,8 +177,6 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 def main() -> None:
     """Runs the program on the flags."""
-    from scripts.preparation_config import PreparationConfig
-
     with process.user_input():
         config = run_flags.build_config(PreparationConfig, flags.FLAGS)
     # After the flags were checked: TensorFlow takes seconds to import.

@@ -237,11 +237,7 @@ class Evaluation:
 
     def __call__(self, weights: WeightArrays) -> Mapping[str, float]:
         """Returns the mean loss and metrics over all examples; NaN without any."""
-        sums = self._sum_by_client(weights)
-        means = compute_means({name: float(part.sum()) for name, part in sums.items()})
-        return {
-            name: float("nan") if mean is None else mean for name, mean in means.items()
-        }
+        return _average(self._sum_by_client(weights))
 
     def evaluate_clients(
         self, weights: WeightArrays, *, personalize: Personalize | None = None
@@ -253,7 +249,16 @@ class Evaluation:
             personalize: Makes each client's own weights of them, which it cannot write
                 to; None evaluates the global model.
         """
-        sums = self._sum_by_client(weights, personalize)
+        return self._tabulate(self._sum_by_client(weights, personalize))
+
+    def evaluate_all(
+        self, weights: WeightArrays
+    ) -> tuple[Mapping[str, float], ClientMetrics]:
+        """Returns what calling it does, and what `evaluate_clients` does, in one go."""
+        sums = self._sum_by_client(weights)
+        return _average(sums), self._tabulate(sums)
+
+    def _tabulate(self, sums: Mapping[str, np.ndarray]) -> ClientMetrics:
         rows = [
             compute_means({name: float(part[index]) for name, part in sums.items()})
             for index in range(len(self.selected.client_ids))
@@ -306,6 +311,14 @@ class Evaluation:
                 count += len(owners)
         if waiting:
             yield _join(waiting)
+
+
+def _average(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns the means over all clients' examples; NaN without any."""
+    means = compute_means({name: float(part.sum()) for name, part in sums.items()})
+    return {
+        name: float("nan") if mean is None else mean for name, mean in means.items()
+    }
 
 
 def _choose_batch_size(model: Model, weights: WeightArrays) -> int:

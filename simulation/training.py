@@ -190,15 +190,15 @@ def run_training(training: Training, folder: pathlib.Path) -> TrainingResult:
     loop = _Loop(training, folder)
     stopped = loop.run()
     weights = loop.current.state.global_model_weights.trainable
-    clients = None
-    if training.options.diagnostics and training.task.has_test_users:
-        clients = loop.evaluate.evaluate_clients(weights)
+    final = clients = None
+    if training.options.diagnostics:
+        final, clients = loop.evaluate.evaluate_all(weights)
     return TrainingResult(
         weights=weights,
         ledger_state=loop.ledger.state,
         metrics=loop.current.metrics,
-        final=loop.evaluate(weights) if training.options.diagnostics else None,
-        clients=clients,
+        final=final,
+        clients=clients if training.task.has_test_users else None,
         stopped=stopped,
         seconds=time.monotonic() - started,
     )

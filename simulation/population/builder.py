@@ -36,7 +36,6 @@ from simulation.sources.source import (
 # Features of which the users that have them are counted, not the occurrences.
 _COUNTED_BY_USER = ("tags",)
 _MAX_LISTED = 1_000
-_HASH_BLOCK = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,11 +140,8 @@ def build_population(
 
 def hash_file(path: pathlib.Path) -> str:
     """Returns a file's SHA-256."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_HASH_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _hash_files(files: Sequence[pathlib.Path]) -> dict[str, str]:

@@ -205,12 +205,10 @@ def compute_digest(path: pathlib.Path) -> str:
     their numbers of examples, and of one example of each of some 500 users.
     """
     size = path.stat().st_size
-    digest = hashlib.sha256()
     if size <= _HASHED_WHOLE:
         with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()[:32]
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    digest = hashlib.sha256()
     query = (
         "SELECT split_name, client_id, num_examples FROM client_metadata ORDER BY 1, 2"
     )

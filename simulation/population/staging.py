@@ -49,7 +49,7 @@ def open_staging(path: pathlib.Path, wanted: Any) -> Iterator[sqlite3.Connection
         connection.execute("CREATE TABLE IF NOT EXISTS wanted (text TEXT)")
         text = json.dumps(wanted, sort_keys=True)
         if connection.execute("SELECT text FROM wanted").fetchall() != [(text,)]:
-            for table in ("wanted", "staged", "skipped"):
+            for table in ("wanted", "staged"):
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
             connection.execute("CREATE TABLE wanted (text TEXT)")
             connection.execute("INSERT INTO wanted VALUES (?)", [text])

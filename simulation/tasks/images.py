@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow_federated as tff
@@ -12,7 +11,7 @@ import tensorflow_federated as tff
 from simulation import image_models
 from simulation.model import Model
 from simulation.population import layout as layouts
-from simulation.population.federated_data import ArrayData, Examples, FederatedData
+from simulation.population.federated_data import Examples, FederatedData
 from simulation.population.partition import Partition, PartitionKind
 from simulation.population.sql_data import SqlData, read_splits
 from simulation.sources.source import Feature, Kind
@@ -185,11 +184,12 @@ def build_cifar100(options: TaskOptions) -> Task:
     layout = layouts.rename(layouts.CIFAR100, options.data_name)
     build = functools.partial(image_models.build_lenet, hidden_sizes=[128, 32])
     if options.synthetic_data:
-        return _build_tiny(
+        return stored.build_tiny_task(
             "cifar100",
             datasets.get_synthetic(),
             _decode_cifar,
-            _bind({"lenet": build}, CIFAR_SHAPE, 100),
+            models=_bind({"lenet": build}, CIFAR_SHAPE, 100),
+            metric="accuracy",
         )
     path = stored.find_file(
         options,
@@ -277,7 +277,9 @@ def _build_emnist(
                 "has digits alone. Found True."
             )
         tiny = tff.simulation.datasets.emnist.get_synthetic()
-        return _build_tiny(name, tiny, decode, bound)
+        return stored.build_tiny_task(
+            name, tiny, decode, models=bound, metric="accuracy"
+        )
     path, layout = _find_emnist(options)
     prefix = "digits_only" if only_digits else "all"
 
@@ -365,28 +367,3 @@ def _bind(
         name: functools.partial(build, shape, num_classes)
         for name, build in models.items()
     }
-
-
-def _build_tiny(
-    name: str,
-    data: Any,
-    decode: Callable[[Mapping[str, np.ndarray]], Examples],
-    models: Mapping[str, Callable[[], Model]],
-) -> Task:
-    """Returns a task on a made-up set of TFF's, the same for training and test."""
-    features = {
-        client_id: stored.stack_tiny(data, client_id) for client_id in data.client_ids
-    }
-    clients = ArrayData(
-        client_ids=tuple(features), make=lambda client_id: decode(features[client_id])
-    )
-    return Task(
-        name=f"{name} (SYNTHETIC DATA)",
-        description=stored.describe_tiny(name, data),
-        train=clients,
-        test=clients,
-        has_test_users=True,
-        models=models,
-        metric="accuracy",
-        identity={"synthetic_data": True},
-    )

@@ -3,6 +3,7 @@
 The features decide the models: images, vectors, or text.
 """
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -73,21 +74,16 @@ def build_task(options: TaskOptions) -> Task:
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Kind:
     """How one kind of examples is read and learned."""
 
-    def __init__(
-        self,
-        feature: str,
-        what: str,
-        decode: Callable[[Mapping[str, np.ndarray]], Examples],
-        models: Mapping[str, Callable[[], Model]],
-        caveats: tuple[str, ...] = (),
-        identity: Mapping[str, str] | None = None,
-    ) -> None:
-        self.feature, self.what, self.decode = feature, what, decode
-        self.models, self.caveats = models, caveats
-        self.identity = dict(identity or {})
+    feature: str
+    what: str
+    decode: Callable[[Mapping[str, np.ndarray]], Examples]
+    models: Mapping[str, Callable[[], Model]]
+    caveats: tuple[str, ...] = ()
+    identity: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _choose(

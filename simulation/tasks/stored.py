@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 
 from simulation.population import sql_data
-from simulation.population.federated_data import ArrayData, DataError, FederatedData
+from simulation.population.federated_data import (
+    ArrayData,
+    DataError,
+    Examples,
+    FederatedData,
+)
 from simulation.population.held_data import HeldData
 from simulation.population.layout import Layout
 from simulation.population.manifest import read_manifest
 from simulation.population.partition import Partition
 from simulation.tasks.options import TaskOptions
+from simulation.tasks.task import Task
 
 _TIMEOUT_SECONDS = 20.0
 _BYTES_PER_MB = 1 << 20
@@ -173,18 +179,45 @@ def _pool(
     return pool
 
 
-def stack_tiny(data: Any, client_id: str) -> dict[str, np.ndarray]:
-    """Returns the features of a client of a made-up set of TFF's."""
-    examples = list(data.create_tf_dataset_for_client(client_id).as_numpy_iterator())
+def build_tiny_task(
+    name: str,
+    data: Any,
+    decode: Callable[[Mapping[str, np.ndarray]], Examples],
+    **fields: Any,
+) -> Task:
+    """Returns a task on a made-up set of TFF's, the same for training and test.
+
+    Args:
+        name: The name of the task that it stands for.
+        data: TFF's set.
+        decode: Returns x and y of a client's features.
+        **fields: The task's other fields.
+    """
+    features = {
+        client_id: _stack(data.create_tf_dataset_for_client(client_id))
+        for client_id in data.client_ids
+    }
+    clients = ArrayData(
+        client_ids=tuple(features), make=lambda client_id: decode(features[client_id])
+    )
+    return Task(
+        name=f"{name} (SYNTHETIC DATA)",
+        description=(
+            f"SYNTHETIC DATA, not {name}: the tiny made-up set that TFF ships, "
+            f"{len(data.client_ids)} clients, the same for training and test. No "
+            "number says anything about the real task"
+        ),
+        train=clients,
+        test=clients,
+        has_test_users=True,
+        identity={"synthetic_data": True},
+        **fields,
+    )
+
+
+def _stack(dataset: Any) -> dict[str, np.ndarray]:
+    """Returns the features of all examples of a data set."""
+    examples = list(dataset.as_numpy_iterator())
     return {
         name: np.stack([example[name] for example in examples]) for name in examples[0]
     }
-
-
-def describe_tiny(name: str, data: Any) -> str:
-    """Returns what is to be said of a made-up set of TFF's."""
-    return (
-        f"SYNTHETIC DATA, not {name}: the tiny made-up set that TFF ships, "
-        f"{len(data.client_ids)} clients, the same for training and test. No number "
-        "says anything about the real task"
-    )

@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 
 from simulation import text_models
 from simulation.population import layout as layouts
-from simulation.population.federated_data import ArrayData, DataError, Examples
+from simulation.population.federated_data import DataError, Examples
 from simulation.population.sql_data import SqlData
 from simulation.sources.source import Feature, Kind
 from simulation.tasks import stored
@@ -182,7 +182,8 @@ class _Words:
     ) -> Task:
         """Returns a task on the sentences."""
         if self._path is None:
-            return self._build_tiny(name, decode, **fields)
+            tiny = self._datasets.get_synthetic()
+            return stored.build_tiny_task(name, tiny, decode, **fields)
         train, validation, test = (
             SqlData(
                 path=self._path,
@@ -209,31 +210,6 @@ class _Words:
                 **stored.identify(self._path),
                 "vocabulary": self._digest,
             },
-            **fields,
-        )
-
-    def _build_tiny(
-        self,
-        name: str,
-        decode: Callable[[Mapping[str, np.ndarray]], Examples],
-        **fields: Any,
-    ) -> Task:
-        data = self._datasets.get_synthetic()
-        features = {
-            client_id: stored.stack_tiny(data, client_id)
-            for client_id in data.client_ids
-        }
-        clients = ArrayData(
-            client_ids=tuple(features),
-            make=lambda client_id: decode(features[client_id]),
-        )
-        return Task(
-            name=f"{name} (SYNTHETIC DATA)",
-            description=stored.describe_tiny(name, data),
-            train=clients,
-            test=clients,
-            has_test_users=True,
-            identity={"synthetic_data": True},
             **fields,
         )
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -20,6 +19,8 @@ from simulation.sources.source import (
     SourceError,
 )
 from tests.simulation.population.toy_source import (
+    BY_EXAMPLE,
+    BY_USER,
     BYTES,
     INT,
     build_job,
@@ -29,14 +30,6 @@ from tests.simulation.population.toy_source import (
     read_rows,
     record,
 )
-
-BY_USER = SplitRule(by=SplitBy.USER, test_fraction=0.2, validation_fraction=0.2)
-BY_EXAMPLE = SplitRule(by=SplitBy.EXAMPLE, test_fraction=0.2)
-
-
-@pytest.fixture
-def out(tmp_path) -> pathlib.Path:
-    return tmp_path / "out"
 
 
 class TestWhatTffReads:

@@ -17,8 +17,11 @@ from simulation.sources.source import (
     SourceError,
 )
 from tests.simulation.population.toy_source import (
+    BY_EXAMPLE,
+    BY_USER,
     BYTES,
     INT,
+    NAME,
     build_job,
     build_source,
     list_names,
@@ -27,15 +30,6 @@ from tests.simulation.population.toy_source import (
     read_rows,
     record,
 )
-
-NAME = "data.sqlite"
-BY_USER = SplitRule(by=SplitBy.USER, test_fraction=0.2, validation_fraction=0.2)
-BY_EXAMPLE = SplitRule(by=SplitBy.EXAMPLE, test_fraction=0.2)
-
-
-@pytest.fixture
-def out(tmp_path) -> pathlib.Path:
-    return tmp_path / "out"
 
 
 @pytest.fixture

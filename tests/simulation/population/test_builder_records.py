@@ -1,14 +1,12 @@
 """Tests for imports done again, over others, and of bad records."""
 
 import hashlib
-import pathlib
 
 import numpy as np
 import pytest
 
 from simulation.population import builder, manifest, split
 from simulation.population.federated_data import DataError
-from simulation.population.split import SplitBy, SplitRule
 from simulation.sources.source import (
     TEST,
     TRAIN,
@@ -18,8 +16,11 @@ from simulation.sources.source import (
     SourceError,
 )
 from tests.simulation.population.toy_source import (
+    BY_EXAMPLE,
+    BY_USER,
     BYTES,
     INT,
+    NAME,
     build_job,
     build_source,
     list_names,
@@ -28,15 +29,6 @@ from tests.simulation.population.toy_source import (
     read_rows,
     record,
 )
-
-NAME = "data.sqlite"
-BY_USER = SplitRule(by=SplitBy.USER, test_fraction=0.2, validation_fraction=0.2)
-BY_EXAMPLE = SplitRule(by=SplitBy.EXAMPLE, test_fraction=0.2)
-
-
-@pytest.fixture
-def out(tmp_path) -> pathlib.Path:
-    return tmp_path / "out"
 
 
 class TestPresent:

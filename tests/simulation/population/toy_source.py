@@ -13,6 +13,11 @@ from simulation.sources import source
 
 INT = source.Feature(kind=source.Kind.INT64)
 BYTES = source.Feature(kind=source.Kind.BYTES)
+NAME = "data.sqlite"
+BY_USER = split.SplitRule(
+    by=split.SplitBy.USER, test_fraction=0.2, validation_fraction=0.2
+)
+BY_EXAMPLE = split.SplitRule(by=split.SplitBy.EXAMPLE, test_fraction=0.2)
 
 
 @dataclasses.dataclass(kw_only=True)
