@@ -18,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation import ledger, table
+from simulation import client_states, ledger, table
 
 _PREFIX = "round_"
 _KEPT = 2
 # Names of the arrays in a checkpoint.
-_STATE, _LEDGER, _METRICS = "state/", "ledger/", "metrics"
+_STATE, _LEDGER, _METRICS, _CLIENTS = "state/", "ledger/", "metrics", "clients/"
 
 
 class CheckpointError(RuntimeError):
@@ -38,11 +38,13 @@ class Checkpoint:
         state: The state of the learning process.
         ledger_state: The state of the ledger.
         metrics: The table of all rounds so far.
+        clients: What the clients keep.
     """
 
     state: Any
     ledger_state: ledger.LedgerState
     metrics: table.Table
+    clients: client_states.ClientStates = client_states.ClientStates()
 
 
 class CheckpointFolder:
@@ -111,6 +113,8 @@ def _pack(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     arrays = {f"{_STATE}{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
     for name, value in ledger.pack_ledger_state(checkpoint.ledger_state).items():
         arrays[_LEDGER + name] = value
+    for name, array in checkpoint.clients.pack().items():
+        arrays[_CLIENTS + name] = array
     text = checkpoint.metrics.to_csv().encode()
     arrays[_METRICS] = np.frombuffer(text, np.uint8)
     buffer = io.BytesIO()
@@ -130,15 +134,19 @@ def _unpack(packed: dict[str, np.ndarray], initial: Checkpoint) -> Checkpoint:
     found = [arrays[f"{_STATE}{index}"] for index in range(len(names))]
     if [_describe(array) for array in found] != [_describe(x) for x in expected]:
         raise ValueError("it holds a state of another structure")
-    ledger_arrays = {
-        name.removeprefix(_LEDGER): array
-        for name, array in arrays.items()
-        if name.startswith(_LEDGER)
-    }
+
+    def select(prefix: str) -> dict[str, np.ndarray]:
+        return {
+            name.removeprefix(prefix): array
+            for name, array in arrays.items()
+            if name.startswith(prefix)
+        }
+
     return Checkpoint(
         state=tf.nest.pack_sequence_as(initial.state, found),
-        ledger_state=ledger.unpack_ledger_state(ledger_arrays),
+        ledger_state=ledger.unpack_ledger_state(select(_LEDGER)),
         metrics=table.Table.from_csv(arrays[_METRICS].tobytes().decode()),
+        clients=initial.clients.unpack(select(_CLIENTS)),
     )
 
 

@@ -26,6 +26,7 @@ class ClientKey:
         noise_seed: int32[2], decides its noise.
         training_seed: int32[2], decides its dropout layers.
         num_joined: The clients that joined the round.
+        client_state: What the client kept from earlier rounds.
         straggling: None for a client that makes all of its epochs; else a number in
             [0, 1) that decides how many of them it makes.
     """
@@ -35,6 +36,7 @@ class ClientKey:
     noise_seed: np.ndarray
     training_seed: np.ndarray
     num_joined: int
+    client_state: tuple[np.ndarray, ...] = ()
     straggling: float | None = None
 
 
@@ -45,6 +47,7 @@ def derive_key(
     noise_root: seeds.RootSeed,
     round_number: int,
     num_joined: int,
+    client_state: tuple[np.ndarray, ...] = (),
     straggler_rate: float = 0.0,
 ) -> ClientKey:
     """Returns the key of a client in a round.
@@ -55,6 +58,7 @@ def derive_key(
         noise_root: The root of the clients' noise.
         round_number: The round.
         num_joined: The clients that joined it.
+        client_state: What the client kept from earlier rounds.
         straggler_rate: The probability that a client is a straggler, which (root,
             round, client) decide alone: the same ones whatever is trained.
     """
@@ -76,6 +80,7 @@ def derive_key(
         noise_seed=derive(noise_root, seeds.Purpose.CLIENT_NOISE),
         training_seed=derive(root, seeds.Purpose.CLIENT_TRAINING),
         num_joined=num_joined,
+        client_state=client_state,
         straggling=_draw_straggling(root, round_number, client_id, straggler_rate),
     )
 
@@ -132,6 +137,7 @@ class ClientLoader:
             noise_seed=key.noise_seed,
             training_seed=key.training_seed,
             num_joined=key.num_joined,
+            client_state=key.client_state,
         )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from simulation.engine import lockstep
+from simulation.local_solver import LocalSolver, LocalTerms, Sums
 from simulation.model import Model, PerExample, Weights
 from simulation.population.federated_data import FederatedData
 
@@ -23,11 +23,9 @@ from simulation.population.federated_data import FederatedData
 _LOOKED_AT = 16
 _MIN_STEPS = 4
 
-Sums = Mapping[str, tf.Tensor]
-# (weights, examples, batches, seed) -> (trained weights, sums).
-Training = Callable[
-    [Weights, Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor], tuple[Weights, Sums]
-]
+# (weights, examples, batches, seed, shift) -> (what the solver carried, sums). The last
+# argument is None, or left out, without a shift.
+Training = Callable[..., tuple[Weights, Sums]]
 
 
 def draw_batches(
@@ -96,7 +94,7 @@ def choose_stacking(
 
 def build_training(
     model: Model,
-    optimizer: tff.learning.optimizers.Optimizer,
+    solver: LocalSolver,
     *,
     proximal_strength: float = 0.0,
 ) -> Training:
@@ -104,22 +102,25 @@ def build_training(
 
     With a proximal strength mu the client minimises its loss plus mu / 2 times the
     squared distance from where it started (FedProx): the term's gradient goes into the
-    optimizer with the loss's, momentum included. With 0 nothing is added.
+    optimizer with the loss's, momentum included. With 0 nothing is added. A shift, if
+    one is given, is added to the gradients.
 
-    It returns the trained weights, and the sums over examples of the loss and the
-    metrics in training, with their number: "num_examples", "loss", the metrics' names
-    and "metric_weight" where the model has such, all from the forward pass that the
-    gradient needs. `model.compute_means` divides them.
+    It returns what the solver carried, which begins with the trained weights, and the
+    sums over examples of the loss and the metrics in training, with their number:
+    "num_examples", "loss", the metrics' names and "metric_weight" where the model has
+    such, all from the forward pass that the gradient needs. `model.compute_means`
+    divides them.
     """
     _check_proximal_strength(proximal_strength)
     if model.stackable:
-        return _build_stacked_training(model, optimizer, proximal_strength)
+        return _build_stacked_training(model, solver, proximal_strength)
 
     def train(
         weights: Weights,
         examples: Mapping[str, tf.Tensor],
         batches: tf.Tensor,
         seed: tf.Tensor,
+        shift: Weights | None = None,
     ) -> tuple[Weights, Sums]:
         num_steps = _count_rows(batches)
 
@@ -127,11 +128,13 @@ def build_training(
             rows = batches[number]
             rows = rows[: tf.math.count_nonzero(rows, dtype=tf.int32)] - 1
             batch = {name: tf.gather(part, rows) for name, part in examples.items()}
-            stepped = _step(model, optimizer, number, carry, batch, seed, pull=pull)
+            stepped = _step(model, solver, number, carry, batch, seed, terms=terms)
             return number + 1, *stepped
 
-        pull = _Pull(tuple(weights), proximal_strength)
-        start = (tf.constant(0), *_begin(model, optimizer, weights))
+        terms = LocalTerms(
+            initial=tuple(weights), strength=proximal_strength or None, shift=shift
+        )
+        start = (tf.constant(0), *_begin(model, solver, weights))
         _, trained, _, sums = tf.while_loop(
             lambda number, *_: number < num_steps, step, start
         )
@@ -142,7 +145,7 @@ def build_training(
 
 def train_on_dataset(
     model: Model,
-    optimizer: tff.learning.optimizers.Optimizer,
+    solver: LocalSolver,
     weights: Weights,
     dataset: tf.data.Dataset,
     seed: tf.Tensor,
@@ -151,40 +154,29 @@ def train_on_dataset(
 ) -> tuple[Weights, Sums]:
     """Trains on one client's batches as they come. See `build_training`."""
     _check_proximal_strength(proximal_strength)
-    pull = _Pull(tuple(weights), proximal_strength)
+    terms = LocalTerms(initial=tuple(weights), strength=proximal_strength or None)
 
     def step(carry: Any, batch: Any) -> Any:
         number, *rest = carry
-        stepped = _step(model, optimizer, number, rest, batch, seed, pull=pull)
+        stepped = _step(model, solver, number, rest, batch, seed, terms=terms)
         return number + 1, *stepped
 
-    start = (tf.constant(0), *_begin(model, optimizer, weights))
+    start = (tf.constant(0), *_begin(model, solver, weights))
     _, trained, _, sums = dataset.reduce(start, step)
     return trained, sums
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pull:
-    """The proximal term: a pull towards the weights that a client started with.
+def build_sums(model: Model) -> dict[str, tf.Tensor]:
+    """Returns the sums of training before the first example."""
+    zero = tf.zeros([], tf.float32)
+    sums = collections.OrderedDict(num_examples=zero, loss=zero)
+    sums.update((name, zero) for name in _list_metrics(model))
+    return sums
 
-    Attributes:
-        initial: The weights.
-        strength: mu.
-    """
 
-    initial: Weights
-    strength: float
-
-    def add(self, gradients: Weights, weights: Weights) -> Weights:
-        """Returns gradients with that of the term."""
-        if not self.strength:
-            return gradients
-        return tuple(
-            gradient + self.strength * (weight - start)
-            for gradient, weight, start in zip(
-                gradients, weights, self.initial, strict=True
-            )
-        )
+def count_examples(batches: tf.Tensor) -> tf.Tensor:
+    """Returns the number of examples of a client, of which every epoch has all."""
+    return tf.maximum(tf.reduce_max(batches), 0)
 
 
 def _check_proximal_strength(value: float) -> None:
@@ -195,15 +187,11 @@ def _check_proximal_strength(value: float) -> None:
 
 
 def _begin(
-    model: Model, optimizer: tff.learning.optimizers.Optimizer, weights: Weights
+    model: Model, solver: LocalSolver, weights: Weights
 ) -> tuple[Weights, Any, Sums]:
-    """Returns the weights, the optimizer's state and the sums before the first step."""
-    weights = tuple(weights)
-    specs = tuple(tf.TensorSpec(weight.shape, weight.dtype) for weight in weights)
-    zero = tf.zeros([], tf.float32)
-    sums = collections.OrderedDict(num_examples=zero, loss=zero)
-    sums.update((name, zero) for name in _list_metrics(model))
-    return weights, optimizer.initialize(specs), sums
+    """Returns what is carried, the state and the sums before the first step."""
+    carried = solver.begin(tuple(weights))
+    return carried, solver.initialize(carried), build_sums(model)
 
 
 def _list_metrics(model: Model) -> dict[str, PerExample]:
@@ -216,17 +204,17 @@ def _list_metrics(model: Model) -> dict[str, PerExample]:
 
 def _step(
     model: Model,
-    optimizer: tff.learning.optimizers.Optimizer,
+    solver: LocalSolver,
     number: tf.Tensor,
     carry: Any,
     batch: Mapping[str, tf.Tensor],
     seed: tf.Tensor,
     mask: tf.Tensor | None = None,
     *,
-    pull: _Pull,
+    terms: LocalTerms,
 ) -> tuple[Weights, Any, Sums]:
     """Takes one step, on the examples where `mask` is 1, on all without a mask."""
-    weights, optimizer_state, sums = carry
+    carried, state, sums = carry
     y = batch["y"]
 
     def average(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -235,22 +223,24 @@ def _step(
         total = tf.reduce_sum(tf.where(mask > 0, values, 0.0))
         return total, total / tf.maximum(tf.reduce_sum(mask), 1.0)
 
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        batch_seed = tf.random.experimental.stateless_fold_in(seed, number)
-        outputs = model.predict(weights, batch["x"], batch_seed)
-        losses = model.compute_loss(y, outputs)
-        total, loss = average(losses)
-    gradients = pull.add(tape.gradient(loss, weights), weights)
-    optimizer_state, weights = optimizer.next(optimizer_state, weights, gradients)
-    count = tf.cast(tf.shape(losses)[0], tf.float32)
-    found = collections.OrderedDict(
-        num_examples=count if mask is None else tf.reduce_sum(mask), loss=total
-    )
-    for name, metric in _list_metrics(model).items():
-        found[name] = average(metric(y, outputs))[0]
-    sums = tf.nest.map_structure(tf.add, sums, found)
-    return tuple(weights), optimizer_state, sums
+    def compute_gradients(weights: Weights) -> tuple[Weights, Sums]:
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            batch_seed = tf.random.experimental.stateless_fold_in(seed, number)
+            outputs = model.predict(weights, batch["x"], batch_seed)
+            losses = model.compute_loss(y, outputs)
+            total, loss = average(losses)
+        gradients = tape.gradient(loss, weights)
+        count = tf.cast(tf.shape(losses)[0], tf.float32)
+        found = collections.OrderedDict(
+            num_examples=count if mask is None else tf.reduce_sum(mask), loss=total
+        )
+        for name, metric in _list_metrics(model).items():
+            found[name] = average(metric(y, outputs))[0]
+        return gradients, found
+
+    carried, state, found = solver.step(compute_gradients, carried, state, terms)
+    return carried, state, tf.nest.map_structure(tf.add, sums, found)
 
 
 def _count_rows(batches: tf.Tensor) -> tf.Tensor:
@@ -259,9 +249,7 @@ def _count_rows(batches: tf.Tensor) -> tf.Tensor:
 
 
 def _build_stacked_training(
-    model: Model,
-    optimizer: tff.learning.optimizers.Optimizer,
-    proximal_strength: float,
+    model: Model, solver: LocalSolver, proximal_strength: float
 ) -> Training:
     """Returns local training as a call that the engine can make for many clients."""
 
@@ -270,29 +258,37 @@ def _build_stacked_training(
         examples: Mapping[str, tf.Tensor],
         batches: tf.Tensor,
         seed: tf.Tensor,
+        shift: Weights | None = None,
     ) -> tuple[Weights, Sums]:
-        arguments = (tuple(weights), dict(examples), batches, seed)
+        carried, state, sums = _begin(model, solver, weights)
+        # Learning rates and the like are given, not written into the program: it is
+        # then compiled once for all their values.
+        leaves = map(tf.convert_to_tensor, tf.nest.flatten(state))
+        numbers = {"state": [leaf for leaf in leaves if not leaf.shape.rank]}
+        if proximal_strength:
+            numbers["strength"] = [tf.constant(proximal_strength)]
+        shift = () if shift is None else tuple(shift)
+        arguments = (tuple(weights), dict(examples), batches, seed, shift, numbers)
 
         def compute(*stacked: tf.Tensor) -> list[tf.Tensor]:
             structure = tf.nest.pack_sequence_as(arguments, stacked)
-            results = _train_stack(model, optimizer, proximal_strength, *structure)
-            return tf.nest.flatten(results)
+            return tf.nest.flatten(_train_stack(model, solver, *structure))
 
         results = lockstep.call_stacked(compute, tf.nest.flatten(arguments))
-        _, _, sums = _begin(model, optimizer, weights)
-        return tf.nest.pack_sequence_as((tuple(weights), sums), results)
+        return tf.nest.pack_sequence_as((carried, sums), results)
 
     return train
 
 
 def _train_stack(
     model: Model,
-    optimizer: tff.learning.optimizers.Optimizer,
-    proximal_strength: float,
+    solver: LocalSolver,
     weights: Weights,
     examples: Mapping[str, tf.Tensor],
     batches: tf.Tensor,
     seeds: tf.Tensor,
+    shift: Weights,
+    numbers: Mapping[str, list[tf.Tensor]],
 ) -> tuple[Weights, Sums]:
     """Trains clients whose tensors are stacked along the first axis."""
     num_clients = tf.shape(batches)[0]
@@ -307,31 +303,36 @@ def _train_stack(
         }
 
         def step_of_one(arguments: Any) -> Any:
-            before, batch, seed, mask, initial = arguments
-            pull = _Pull(initial, proximal_strength)
-            after = _step(
-                model, optimizer, number, before, batch, seed, mask, pull=pull
-            )
+            before, batch, seed, mask, own = arguments
+            terms = LocalTerms(**own)
+            after = _step(model, solver, number, before, batch, seed, mask, terms=terms)
             is_real = tf.reduce_any(mask > 0)
             return tf.nest.map_structure(
                 lambda new, old: tf.where(is_real, new, old), after, before
             )
 
         stepped = tf.vectorized_map(
-            step_of_one,
-            (carry, batch, seeds, mask, tuple(weights)),
-            fallback_to_while_loop=False,
+            step_of_one, (carry, batch, seeds, mask, own), fallback_to_while_loop=False
         )
         return number + 1, *stepped
 
-    begin = _begin(model, optimizer, tuple(weight[0] for weight in weights))
-    state, sums = tf.nest.map_structure(
-        lambda leaf: tf.broadcast_to(
-            leaf, tf.concat([[num_clients], tf.shape(leaf)], 0)
-        ),
-        begin[1:],
+    def repeat(leaf: Any) -> tf.Tensor:
+        leaf = tf.convert_to_tensor(leaf)
+        return tf.broadcast_to(leaf, tf.concat([[num_clients], tf.shape(leaf)], 0))
+
+    own: dict[str, Any] = {"initial": tuple(weights)}
+    if "strength" in numbers:
+        [own["strength"]] = numbers["strength"]
+    if shift:
+        own["shift"] = tuple(shift)
+    carried = tf.vectorized_map(solver.begin, tuple(weights))
+    state = solver.initialize(tf.nest.map_structure(lambda leaf: leaf[0], carried))
+    given = iter(numbers["state"])
+    state = tf.nest.map_structure(
+        lambda leaf: repeat(leaf) if np.ndim(leaf) else next(given), state
     )
-    start = (tf.constant(0), tuple(weights), state, sums)
+    sums = tf.nest.map_structure(repeat, build_sums(model))
+    start = (tf.constant(0), carried, state, sums)
     invariants = tf.nest.map_structure(
         lambda tensor: tf.TensorShape([None, *tensor.shape[1:]]), start[1:]
     )

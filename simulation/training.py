@@ -5,23 +5,19 @@ together: a training that was interrupted and resumed with the same root seed le
 same metrics.csv, ledger and state, bit for bit, as one that was not.
 """
 
-import asyncio
-import contextlib
 import dataclasses
 import pathlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
-import tqdm
 
 from simulation import (
     checkpoint,
     client_data,
+    client_states,
     cohort,
     evaluation,
     execution,
@@ -30,20 +26,15 @@ from simulation import (
     run_folder,
     seeds,
     table,
+    training_output,
 )
 from simulation.model import Model, compute_means
 from simulation.population import held_data
 from simulation.tasks.task import Task
 
 METRICS_NAME = "metrics.csv"
-_TIMING_NAME = "timing.csv"
 _JOURNAL_NAME = "ledger.json"
 _CHECKPOINTS_NAME = "checkpoints"
-_EVENTS_NAME = "tensorboard"
-# Redraws a second where someone watches; few lines where the output goes to a file.
-_PROGRESS_SECONDS = {True: 0.2, False: 20.0}
-# The clients of a round, which may be long or short.
-_CLIENTS_SECONDS = {True: 0.5, False: 60.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,6 +145,8 @@ class TrainingResult:
             diagnostics.
         clients: The same of each client, where test data have clients; None without
             diagnostics.
+        own_models: The same with each client's own model, where clients have such; the
+            final model for clients that never took part.
         stopped: Why it ended before its last round, or None.
         seconds: Wall time of this process's rounds.
     """
@@ -163,6 +156,7 @@ class TrainingResult:
     metrics: table.Table
     final: Mapping[str, float] | None
     clients: evaluation.ClientMetrics | None
+    own_models: evaluation.ClientMetrics | None
     stopped: str | None
     seconds: float
 
@@ -190,15 +184,18 @@ def run_training(training: Training, folder: pathlib.Path) -> TrainingResult:
     loop = _Loop(training, folder)
     stopped = loop.run()
     weights = loop.current.state.global_model_weights.trainable
-    final = clients = None
+    final = clients = own_models = None
     if training.options.diagnostics:
         final, clients = loop.evaluate.evaluate_all(weights)
+        if training.task.has_test_users:
+            own_models = loop.evaluate_own_models()
     return TrainingResult(
         weights=weights,
         ledger_state=loop.ledger.state,
         metrics=loop.current.metrics,
         final=final,
         clients=clients if training.task.has_test_users else None,
+        own_models=own_models,
         stopped=stopped,
         seconds=time.monotonic() - started,
     )
@@ -228,6 +225,9 @@ class _Loop:
                 len(self._clients), training.options.total_rounds
             ),
             metrics=table.Table(),
+            clients=client_states.ClientStates(
+                initial=getattr(training.learning_process, "initial_client_state", ())
+            ),
         )
         _check_ledger_is_there(folder)
         self.current = self._checkpoints.load_latest(initial)
@@ -239,7 +239,9 @@ class _Loop:
             journal_path=folder / _JOURNAL_NAME,
             reproducible=training.root.reproducible,
         )
-        self._releases = _Releases(folder, keeps_times=training.options.diagnostics)
+        self._releases = training_output.Releases(
+            folder, keeps_times=training.options.diagnostics
+        )
         # Rows after the checkpoint belong to rounds that will be run again.
         self._write_metrics()
 
@@ -247,13 +249,15 @@ class _Loop:
         """Runs the rounds that are left. Returns why it stopped early, or None."""
         options = self._training.options
         done = self.ledger.state.rounds_completed
-        with _show_progress(self._training.label, done, options.total_rounds) as bar:
+        with training_output.show_progress(
+            self._training.label, done, options.total_rounds
+        ) as bar:
             try:
-                self._training.engine.watch_clients(_ClientProgress(bar))
+                self._training.engine.watch_clients(training_output.ClientProgress(bar))
                 while self.ledger.state.rounds_completed < options.total_rounds:
                     row = self._run_round()
                     bar.set_postfix_str(
-                        _summarize(
+                        training_output.summarize_row(
                             row,
                             self._training.task.metric,
                             self._training.privacy.epsilon_name,
@@ -272,6 +276,20 @@ class _Loop:
                 )
                 raise
         return None
+
+    def evaluate_own_models(self) -> evaluation.ClientMetrics | None:
+        """Returns the metrics of the clients' own models, None where there are none."""
+        personalize = getattr(self._training.learning_process, "personalize", None)
+        if personalize is None:
+            return None
+        kept = self.current.clients.kept
+
+        def choose(client_id: str, weights: evaluation.WeightArrays) -> Any:
+            state = kept.get(client_id)
+            return weights if state is None else personalize(weights, state)
+
+        weights = self.current.state.global_model_weights.trainable
+        return self.evaluate.evaluate_clients(weights, personalize=choose)
 
     def _run_round(self) -> Mapping[str, table.Scalar]:
         """Runs one round and commits it. Returns its row of the table."""
@@ -294,6 +312,7 @@ class _Loop:
                     noise_root=training.noise_root,
                     round_number=round_number,
                     num_joined=len(joined),
+                    client_state=self.current.clients.get(client_id),
                     straggler_rate=options.straggler_rate,
                 ),
             )
@@ -318,6 +337,7 @@ class _Loop:
                 state=output.state,
                 ledger_state=self.ledger.state,
                 metrics=self.current.metrics.append(row),
+                clients=self._keep_states(output, survivors),
             )
             completed = round_number + 1
             last = completed == options.total_rounds
@@ -326,6 +346,15 @@ class _Loop:
             self._write_metrics()
             self._releases.release(row, completed, time.monotonic() - started)
         return row
+
+    def _keep_states(
+        self, output: Any, client_ids: Sequence[str]
+    ) -> client_states.ClientStates:
+        """Returns what the clients keep after a round, those that took part anew."""
+        kept = self.current.clients
+        if not kept.initial:
+            return kept
+        return kept.replace(client_ids, output.client_states)
 
     def _read_ahead(self, round_number: int) -> None:
         """Begins to read what the clients of a round need, while others work."""
@@ -387,98 +416,6 @@ def _check_ledger_is_there(folder: pathlib.Path) -> None:
             f"{metrics} has rounds, but the journal {folder / _JOURNAL_NAME} is "
             "missing: what was spent is unknown. Begin a new run in another folder"
         )
-
-
-class _Releases:
-    """What is written for people to watch: TensorBoard events and times.
-
-    A round takes the longer the more clients joined: times are diagnostics.
-    """
-
-    def __init__(self, folder: pathlib.Path, *, keeps_times: bool) -> None:
-        with _tensorboard_errors():
-            self._events = tff.program.TensorBoardReleaseManager(folder / _EVENTS_NAME)
-        self._path = folder / _TIMING_NAME if keeps_times else None
-        self._times = _read_times(self._path)
-
-    def release(
-        self, row: Mapping[str, table.Scalar], completed: int, seconds: float
-    ) -> None:
-        """Writes a round's numbers."""
-        values = {
-            name: float(value)
-            for name, value in row.items()
-            if isinstance(value, int | float) and name != "round"
-        }
-
-        with _tensorboard_errors():
-            asyncio.run(self._events.release(values, completed))
-        if self._path is not None:
-            self._times[completed] = f"{seconds:.4f}"
-            lines = ["round,seconds", *(f"{k},{v}" for k, v in self._times.items())]
-            run_folder.write_text(self._path, "\n".join(lines) + "\n")
-
-
-@contextlib.contextmanager
-def _tensorboard_errors() -> Iterator[None]:
-    """Turns TensorFlow's errors about files into the system's."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise OSError(f"cannot write tensorboard events: {error.message}") from error
-
-
-def _read_times(path: pathlib.Path | None) -> dict[int, str]:
-    """Returns the times of earlier rounds; none from a file that is damaged."""
-    if path is None or not path.exists():
-        return {}
-    text = path.read_text(encoding="utf-8", errors="replace")
-    pairs = [line.split(",") for line in text.splitlines()[1:]]
-    return {int(p[0]): p[1] for p in pairs if len(p) == 2 and p[0].isdigit()}
-
-
-@contextlib.contextmanager
-def _show_progress(label: str, done: int, total: int) -> Iterator[tqdm.tqdm]:
-    with tqdm.tqdm(
-        desc=label,
-        total=total,
-        initial=done,
-        unit="round",
-        mininterval=_PROGRESS_SECONDS[sys.stderr.isatty()],
-        dynamic_ncols=True,
-    ) as bar:
-        yield bar
-
-
-class _ClientProgress:
-    """Shows how far a long round is, beside the bar's label."""
-
-    def __init__(self, bar: tqdm.tqdm) -> None:
-        self._bar = bar
-        self._label = bar.desc
-        self._shown = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if done == total:
-            self._bar.set_description_str(self._label, refresh=False)
-        elif time.monotonic() - self._shown > _CLIENTS_SECONDS[sys.stderr.isatty()]:
-            self._shown = time.monotonic()
-            label = f"{self._label}, client {done}/{total}"
-            self._bar.set_description_str(label)
-
-
-def _summarize(row: Mapping[str, table.Scalar], metric: str, epsilon_name: str) -> str:
-    """Returns what the progress bar says of a round."""
-    parts = []
-    for name, title in (
-        ("train_loss", "loss"),
-        (f"test_{metric}", metric),
-        ("epsilon", epsilon_name),
-    ):
-        value = row.get(name)
-        if isinstance(value, float):
-            parts.append(f"{title} {value:.3g}")
-    return ", ".join(parts)
 
 
 def _average_clients(sums: Mapping[str, Any]) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ import tensorflow_federated as tff
 from simulation import client_training, execution, learning
 from simulation.engine import local_context, lockstep, stage
 from simulation.image_models import build_logistic_regression, build_mlp
+from simulation.local_solver import OptimizerSolver
 from simulation.model import compute_means
 from simulation.population.federated_data import ArrayData
 from tests.simulation import toys
@@ -453,5 +454,7 @@ def test_the_proximal_term_is_part_of_the_objective(context, stackable, rng):
 def test_a_proximal_strength_that_is_none_is_refused(strength):
     with pytest.raises(ValueError, match="`proximal_strength` must be finite"):
         client_training.build_training(
-            MODELS["mlp"], OPTIMIZERS["sgd"], proximal_strength=strength
+            MODELS["mlp"],
+            OptimizerSolver(optimizer=OPTIMIZERS["sgd"]),
+            proximal_strength=strength,
         )

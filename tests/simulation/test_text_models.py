@@ -11,6 +11,7 @@ from tensorflow_federated.python.simulation.baselines.stackoverflow import (
 )
 
 from simulation import client_training, text_models
+from simulation.local_solver import OptimizerSolver
 
 WORDS, STEPS = 11, 6
 layers = tf.keras.layers
@@ -327,9 +328,8 @@ def test_a_client_trains_by_the_gradient(name, rng):
         "tags": lambda: tf.constant(rng.integers(2, size=[4, 6]), tf.float32),
         "sentiment": lambda: tf.constant([0, 1, 1, 0]),
     }[name]()
-    train = client_training.build_training(
-        model, tff.learning.optimizers.build_sgdm(0.5)
-    )
+    optimizer = tff.learning.optimizers.build_sgdm(0.5)
+    train = client_training.build_training(model, OptimizerSolver(optimizer=optimizer))
     batches = tf.constant([[2, 1, 4, 3]])
     trained, sums = tf.function(train)(
         weights, {"x": x, "y": y}, batches, tf.constant([0, 0])

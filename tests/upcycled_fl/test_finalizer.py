@@ -13,6 +13,7 @@ from distributed_dp.accounting import CohortScheme, Sampling
 from distributed_dp.update_layout import NoiseSeeds
 from simulation import client_training, execution, learning
 from simulation.image_models import build_logistic_regression
+from simulation.local_solver import OptimizerSolver
 from upcycled_fl import finalizer, schedule
 from upcycled_fl import learning as upcycled_learning
 
@@ -244,7 +245,9 @@ class TestTraining:
         model = build_logistic_regression(SHAPE, 3)
         initial = model.initialize(np.random.default_rng(0))
         optimizer = tff.learning.optimizers.build_sgdm(0.1, momentum=0.5)
-        run_client = client_training.build_training(model, optimizer)
+        run_client = client_training.build_training(
+            model, OptimizerSolver(optimizer=optimizer)
+        )
         total, weights = 0.0, 0
         for (client,) in build_clients():
             trained, _ = run_client(
