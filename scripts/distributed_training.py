@@ -6,8 +6,9 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import tensorflow_federated as tff
 
 from distributed_dp import accounting
@@ -28,6 +29,7 @@ from simulation import (
     seeds,
     training,
 )
+from simulation.algorithm import FederatedAveraging
 from simulation.model import Model
 from simulation.population.federated_data import DataError
 from simulation.tasks import load_task
@@ -35,8 +37,9 @@ from simulation.tasks.task import Task
 
 _RESULTS_NAME = "results.json"
 _PLOT_NAME = "plot.png"
-_CLIENTS_NAME = "test_users.csv"
-_SYNTHETIC_CLIENTS_NAME = "test_users_synthetic_data.csv"
+# Of each test user: the final model, and the user's own.
+_CLIENTS_NAME = "test_users"
+_OWN_MODELS_NAME = "test_users_own_models"
 _ENTROPY = "from the operating system"
 _USER_ERRORS = (
     # A full disk, a folder in a file's place.
@@ -64,26 +67,83 @@ class RunOutcome:
     results: Mapping[str, training.TrainingResult]
 
 
+class ClientPrivacy(training.ClientTerms, Protocol):
+    """The privacy that clients have each for itself, by noise of their own."""
+
+    def compute_statement(self, num_releases: np.ndarray) -> Any:
+        """Returns what is claimed after each client's number of releases."""
+
+    def describe_noise(self) -> str:
+        """Returns the noise, for the first lines of a run."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramParts:
+    """What a training program makes of its own flags.
+
+    Attributes:
+        algorithm: What clients do, keep and send.
+        wrap_finalizer: What goes around the server's step, or None.
+        lines: More of the first lines, by their names.
+        client_privacy: What clients have by noise of their own, or None.
+    """
+
+    algorithm: FederatedAveraging
+    wrap_finalizer: learning.WrapFinalizer | None = None
+    lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    client_privacy: ClientPrivacy | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """What tells one training program from another.
 
     Attributes:
         name: Its name, in config.json.
-        wrap_finalizer: Of a configuration, what goes around the server's optimizer.
-        describe: Of a configuration, more of the first lines, by their names.
+        build_parts: Of a configuration, its task, model and cohorts, its own parts.
     """
 
     name: str
-    wrap_finalizer: Callable[[TrainingConfig], learning.WrapFinalizer | None]
-    describe: Callable[[TrainingConfig], Mapping[str, str]]
+    build_parts: Callable[
+        [TrainingConfig, Task, Model, cohort.CohortSampler], ProgramParts
+    ]
 
 
 DISTRIBUTED_DP = Program(
     name="run_distributed_dp",
-    wrap_finalizer=lambda _: None,
-    describe=lambda _: {},
+    build_parts=lambda config, *_: ProgramParts(
+        algorithm=FederatedAveraging(proximal_strength=config.proximal_mu)
+    ),
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run, with everything that its flags say made.
+
+    Attributes:
+        config: The configuration.
+        program: The program that it is one of.
+        parts: What the program makes of it.
+        task: The task.
+        model: The model.
+        cohorts: Who joins which round.
+        plans: The mechanisms.
+        root: The root of the streams.
+        engine: What runs the computations.
+        evaluated: The test examples that are evaluated.
+    """
+
+    config: TrainingConfig
+    program: Program
+    parts: ProgramParts
+    task: Task
+    model: Model
+    cohorts: cohort.CohortSampler
+    plans: Sequence[MechanismPlan]
+    root: seeds.RootSeed
+    engine: execution.Execution
+    evaluated: evaluation.EvaluationSet
 
 
 def run(config: TrainingConfig, program: Program = DISTRIBUTED_DP) -> RunOutcome:
@@ -99,79 +159,35 @@ def run(config: TrainingConfig, program: Program = DISTRIBUTED_DP) -> RunOutcome
     started = time.monotonic()
     # Everything that can be wrong is found before the first file is written.
     with process.user_input(*_USER_ERRORS):
-        root = seeds.build_root_seed(config.seed)
-        # Before anything uses TensorFlow: it sets how many threads an op may take.
-        engine = execution.set_execution_context(
-            execution.Engine(config.engine),
-            device=config.device,
-            client_failure=execution.ClientFailure(config.client_failure),
-            ray_address=config.ray_address,
-        )
-        options = flags.build_task_options(config)
-        task = load_task(config.task, options)
-        evaluated = evaluation.select_evaluation_set(
-            task.test,
-            max_examples=options.eval_examples or task.eval_examples,
-            seed=options.data_seed,
-            source={"task": task.name, **task.identity},
-        )
-        model = client_training.choose_stacking(
-            task.build_model(config.model),
-            task.train,
-            batch_size=config.batch_size,
-            num_epochs=config.client_epochs,
-        )
-        plans = build_plans(
-            config,
-            num_clients=task.num_clients,
-            dim=model.num_parameters,
-            root=root,
-            identity=task.identity,
-            caveats=task.caveats,
-        )
-        settings = _describe_settings(
-            config, program, task, model, plans, root, evaluated
-        )
+        planned = _plan_run(config, program)
+        settings = _describe_settings(planned)
         path = choose_folder(config, settings)
-        trainings = _build_trainings(
-            config, program, task, model, plans, root, engine, evaluated
-        )
+        trainings = [_build_training(planned, plan) for plan in planned.plans]
     with process.user_errors(*_USER_ERRORS):
         with run_folder.open_run_folder(path, settings) as folder:
-            print(
-                report.describe_run(
-                    config,
-                    task,
-                    model,
-                    plans,
-                    engine=engine,
-                    root=root,
-                    folder=path,
-                    evaluated=evaluated,
-                    more=program.describe(config),
-                ),
-                flush=True,
-            )
+            print(_describe_run(planned, path), flush=True)
             if (path / _RESULTS_NAME).exists():
                 print("This folder holds this run, finished: its results once more.")
             elif folder.resumed:
                 print("This folder holds a run with the same flags: going on.")
             results = {
                 plan.name: training.run_training(
-                    planned, path if index == 0 else path / plan.name
+                    made, path if index == 0 else path / plan.name
                 )
-                for index, (plan, planned) in enumerate(
-                    zip(plans, trainings, strict=True)
+                for index, (plan, made) in enumerate(
+                    zip(planned.plans, trainings, strict=True)
                 )
             }
-            files = _write_results(config, task, path, plans, results, evaluated)
+            statements = _compute_client_statements(planned, results)
+            files = _write_results(planned, path, results, statements)
     print()
     print(
         report.describe_results(
-            task,
+            planned.task,
             results,
-            plans,
+            planned.plans,
             dropout_rate=config.dropout_rate,
+            client_statements=statements,
             files=files,
             seconds=time.monotonic() - started,
         ),
@@ -180,60 +196,111 @@ def run(config: TrainingConfig, program: Program = DISTRIBUTED_DP) -> RunOutcome
     return RunOutcome(folder=path, results=results)
 
 
-def _build_trainings(
-    config: TrainingConfig,
-    program: Program,
-    task: Task,
-    model: Model,
-    plans: Sequence[MechanismPlan],
-    root: seeds.RootSeed,
-    engine: execution.Execution,
-    evaluated: evaluation.EvaluationSet,
-) -> list[training.Training]:
-    """Returns a training for each mechanism, all on the same cohorts."""
-    cohorts = _build_cohorts(task, plans[0].scheme, root)
-    options = _build_options(config)
-    return [
-        training.Training(
-            label=plan.name,
-            learning_process=_build_process(
-                config, model, plan, root, program.wrap_finalizer(config)
-            ),
-            model=model,
-            task=task,
-            cohorts=cohorts,
-            root=root,
-            noise_root=plan.noise_root,
-            privacy=_build_terms(plan),
-            options=options,
-            engine=engine,
-            evaluated=evaluated,
-        )
-        for plan in plans
-    ]
+def _plan_run(config: TrainingConfig, program: Program) -> _Run:
+    """Makes everything that a run needs, and touches no file of its own."""
+    root = seeds.build_root_seed(config.seed)
+    # Before anything uses TensorFlow: it sets how many threads an op may take.
+    engine = execution.set_execution_context(
+        execution.Engine(config.engine),
+        device=config.device,
+        client_failure=execution.ClientFailure(config.client_failure),
+        ray_address=config.ray_address,
+    )
+    options = flags.build_task_options(config)
+    task = load_task(config.task, options)
+    evaluated = evaluation.select_evaluation_set(
+        task.test,
+        max_examples=options.eval_examples or task.eval_examples,
+        seed=options.data_seed,
+        source={"task": task.name, **task.identity},
+    )
+    model = client_training.choose_stacking(
+        task.build_model(config.model),
+        task.train,
+        batch_size=config.batch_size,
+        num_epochs=config.client_epochs,
+    )
+    cohorts = _build_cohorts(config, task, root)
+    parts = program.build_parts(config, task, model, cohorts)
+    plans = build_plans(
+        config,
+        num_clients=task.num_clients,
+        dim=parts.algorithm.count_sent(model.num_parameters),
+        root=root,
+        identity=task.identity,
+        caveats=task.caveats,
+    )
+    return _Run(
+        config=config,
+        program=program,
+        parts=parts,
+        task=task,
+        model=model,
+        cohorts=cohorts,
+        plans=plans,
+        root=root,
+        engine=engine,
+        evaluated=evaluated,
+    )
 
 
-def _build_process(
-    config: TrainingConfig,
-    model: Model,
-    plan: MechanismPlan,
-    root: seeds.RootSeed,
-    wrap_finalizer: learning.WrapFinalizer | None,
-) -> tff.learning.templates.LearningProcess:
+def _describe_run(planned: _Run, path: pathlib.Path) -> str:
+    parts = planned.parts
+    more = dict(parts.lines)
+    if parts.client_privacy is not None:
+        more["noise"] = parts.client_privacy.describe_noise()
+    return report.describe_run(
+        planned.config,
+        planned.task,
+        planned.model,
+        planned.plans,
+        engine=planned.engine,
+        root=planned.root,
+        folder=path,
+        evaluated=planned.evaluated,
+        more=more,
+    )
+
+
+def _build_training(planned: _Run, plan: MechanismPlan) -> training.Training:
+    """Returns the training under a mechanism; all are on the same cohorts."""
+    return training.Training(
+        label=plan.name,
+        learning_process=_build_process(planned, plan),
+        model=planned.model,
+        task=planned.task,
+        cohorts=planned.cohorts,
+        root=planned.root,
+        noise_root=plan.noise_root,
+        privacy=training.PrivacyTerms(
+            compute_epsilon=plan.compute_epsilon,
+            budget=None if plan.parameters is None else plan.epsilon,
+            epsilon_name=plan.epsilon_name,
+            describe=plan.describe_columns,
+            clients=planned.parts.client_privacy,
+        ),
+        options=_build_options(planned.config),
+        engine=planned.engine,
+        evaluated=planned.evaluated,
+    )
+
+
+def _build_process(planned: _Run, plan: MechanismPlan) -> Any:
+    config = planned.config
     factory = plan.factory
     if config.client_weighting == "examples":
         factory = tff.aggregators.MeanFactory()
-    return learning.build_federated_averaging(
-        model,
+    return learning.build_learning_process(
+        planned.model,
         factory,
+        planned.parts.algorithm,
         client_optimizer=tff.learning.optimizers.build_sgdm(
             config.client_lr, momentum=config.client_momentum or None
         ),
         server_optimizer=_build_server_optimizer(config),
-        initial_weights=training.build_initial_weights(model, root),
+        initial_weights=training.build_initial_weights(planned.model, planned.root),
         measure_clients=config.keeps_diagnostics,
-        proximal_strength=config.proximal_mu,
-        wrap_finalizer=wrap_finalizer,
+        wrap_finalizer=planned.parts.wrap_finalizer,
     )
 
 
@@ -251,9 +318,10 @@ def _build_server_optimizer(
 
 
 def _build_cohorts(
-    task: Task, scheme: accounting.CohortScheme, root: seeds.RootSeed
+    config: TrainingConfig, task: Task, root: seeds.RootSeed
 ) -> cohort.CohortSampler:
     client_ids = task.train.client_ids
+    scheme = config.build_scheme(task.num_clients)
     if scheme.sampling is accounting.Sampling.POISSON:
         return cohort.PoissonCohort(
             client_ids=client_ids, sampling_rate=scheme.sampling_rate, root=root
@@ -276,32 +344,17 @@ def _build_options(config: TrainingConfig) -> training.TrainingOptions:
     )
 
 
-def _build_terms(plan: MechanismPlan) -> training.PrivacyTerms:
-    return training.PrivacyTerms(
-        compute_epsilon=plan.compute_epsilon,
-        budget=None if plan.parameters is None else plan.epsilon,
-        epsilon_name=plan.epsilon_name,
-        describe=plan.describe_columns,
-    )
-
-
-def _describe_settings(
-    config: TrainingConfig,
-    program: Program,
-    task: Task,
-    model: Model,
-    plans: Sequence[MechanismPlan],
-    root: seeds.RootSeed,
-    evaluated: evaluation.EvaluationSet,
-) -> dict[str, Any]:
+def _describe_settings(planned: _Run) -> dict[str, Any]:
     """Returns the content of config.json: all that decides the result."""
+    config, task, root = planned.config, planned.task, planned.root
+    noise = planned.parts.client_privacy
     resolved = {
-        "model": model.name,
+        "model": planned.model.name,
         "delta": config.resolve_delta(task.num_clients),
         "central_accountant": config.central_accountant_kind.value,
     }
     return {
-        "program": program.name,
+        "program": planned.program.name,
         "flags": {**config.to_dict(), **resolved},
         "seed": config.seed if root.reproducible else _ENTROPY,
         "reproducible": root.reproducible,
@@ -309,12 +362,17 @@ def _describe_settings(
             plan.name: None
             if plan.parameters is None
             else dataclasses.asdict(plan.parameters)
-            for plan in plans
+            for plan in planned.plans
         },
+        "client_noise": None if noise is None else noise.describe_noise(),
         "data": {
             "users": task.num_clients,
             **task.identity,
-            **({"evaluated": evaluated.identify()} if config.keeps_diagnostics else {}),
+            **(
+                {"evaluated": planned.evaluated.identify()}
+                if config.keeps_diagnostics
+                else {}
+            ),
         },
         "versions": flags.read_versions(),
         # Other sources would not repeat the rounds that a crash took away.
@@ -339,15 +397,29 @@ def choose_folder(config: TrainingConfig, settings: Mapping[str, Any]) -> pathli
     return path
 
 
+def _compute_client_statements(
+    planned: _Run, results: Mapping[str, training.TrainingResult]
+) -> dict[str, Any]:
+    """Returns what clients have by noise of their own, under each mechanism."""
+    noise, recorded = planned.parts.client_privacy, planned.config.keeps_diagnostics
+    if noise is None:
+        return {}
+    return {
+        name: noise.compute_statement(
+            ledger.count_client_releases(result.ledger_state, recorded=recorded)
+        )
+        for name, result in results.items()
+    }
+
+
 def _write_results(
-    config: TrainingConfig,
-    task: Task,
+    planned: _Run,
     path: pathlib.Path,
-    plans: Sequence[MechanismPlan],
     results: Mapping[str, training.TrainingResult],
-    evaluated: evaluation.EvaluationSet,
+    client_statements: Mapping[str, Any],
 ) -> list[pathlib.Path]:
     """Writes results.json and the plot. Returns what to show of the folder."""
+    config, task, plans = planned.config, planned.task, planned.plans
     files = [path / run_folder.CONFIG_NAME, path / training.METRICS_NAME]
     files += [path / plan.name / training.METRICS_NAME for plan in plans[1:]]
     if config.keeps_diagnostics:
@@ -360,19 +432,24 @@ def _write_results(
         )
         files.append(path / _PLOT_NAME)
     for plan in plans:
-        clients = results[plan.name].clients
-        if clients is not None:
-            own = path if plan is plans[0] else path / plan.name
-            name = _SYNTHETIC_CLIENTS_NAME if task.is_synthetic else _CLIENTS_NAME
-            run_folder.write_text(own / name, clients.to_csv())
-            files.append(own / name)
+        own = path if plan is plans[0] else path / plan.name
+        result = results[plan.name]
+        for name, clients in (
+            (_CLIENTS_NAME, result.clients),
+            (_OWN_MODELS_NAME, result.own_models),
+        ):
+            if clients is not None:
+                stem = f"{name}_synthetic_data" if task.is_synthetic else name
+                run_folder.write_text(own / f"{stem}.csv", clients.to_csv())
+                files.append(own / f"{stem}.csv")
     # Last: it marks the run as finished.
     summary = report.summarize_results(
         task,
         results,
         plans,
         dropout_rate=config.dropout_rate,
-        evaluated=evaluated if config.keeps_diagnostics else None,
+        client_statements=client_statements,
+        evaluated=planned.evaluated if config.keeps_diagnostics else None,
     )
     run_folder.write_json(path / _RESULTS_NAME, summary)
     return [*files, path / _RESULTS_NAME, path / "tensorboard"]

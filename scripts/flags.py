@@ -29,7 +29,7 @@ _PACKAGES = (
     "tensorflow-federated",
     "tensorflow-privacy",
 )
-_SOURCE_PACKAGES = ("distributed_dp", "scripts", "simulation")
+_SOURCE_PACKAGES = ("distributed_dp", "scripts", "simulation", "upcycled_fl")
 
 
 def define_run_flags(values: flags.FlagValues) -> None:

@@ -263,9 +263,7 @@ def _build_plan(
     dim: int,
     noise_root: seeds.RootSeed,
 ) -> MechanismPlan:
-    scheme = accounting.CohortScheme(
-        config.sampling_kind, num_clients, config.clients_per_round
-    )
+    scheme = config.build_scheme(num_clients)
     bounds = accounting.compute_cohort_bounds(scheme)
     is_distributed = kind in _FACTORIES
     adaptive_clip = None

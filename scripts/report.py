@@ -3,6 +3,7 @@
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from distributed_dp import accounting
 from scripts.mechanism_plan import REFERENCE_DELTA, MechanismPlan
@@ -63,18 +64,27 @@ def describe_results(
     plans: Sequence[MechanismPlan],
     *,
     dropout_rate: float,
+    client_statements: Mapping[str, Any],
     files: Sequence[pathlib.Path],
     seconds: float,
 ) -> str:
     """Returns the last lines: what came out, what it cost, and where it lies."""
     blocks = [_format_results(task, results, plans)]
-    blocks += [
-        f"Test users, {plan.title}: {_describe_clients(task, clients)}"
-        for plan in plans
-        if (clients := results[plan.name].clients) is not None
-    ]
     for plan in plans:
-        blocks.append(_describe_privacy(plan, results[plan.name], dropout_rate))
+        result = results[plan.name]
+        for title, clients in (
+            (plan.title, result.clients),
+            (f"{plan.title}, each with its own model", result.own_models),
+        ):
+            if clients is not None:
+                text = _describe_clients(task, clients)
+                blocks.append(f"Test users, {title}: {text}")
+    for plan in plans:
+        whole = _describe_privacy(plan, results[plan.name], dropout_rate)
+        if plan.name in client_statements:
+            blocks.append(f"Whole users, {whole}\n\n{client_statements[plan.name]}")
+        else:
+            blocks.append(whole)
     lines = {
         "wall time": f"{seconds:.1f} s",
         "files": "\n".join(str(file) for file in files),
@@ -88,6 +98,7 @@ def summarize_results(
     plans: Sequence[MechanismPlan],
     *,
     dropout_rate: float,
+    client_statements: Mapping[str, Any],
     evaluated: evaluation.EvaluationSet | None,
 ) -> dict[str, object]:
     """Returns the same as JSON values, for results.json."""
@@ -101,6 +112,7 @@ def summarize_results(
     for plan in plans:
         result = results[plan.name]
         state = result.ledger_state
+        clients = client_statements.get(plan.name)
         server = plan.compute_server_statement(state, dropout_rate=dropout_rate)
         summary[plan.name] = {
             "title": plan.title,
@@ -108,6 +120,9 @@ def summarize_results(
             "test_users": None
             if result.clients is None
             else result.clients.summarize(),
+            "test_users_own_models": None
+            if result.own_models is None
+            else result.own_models.summarize(),
             "rounds_completed": state.rounds_completed,
             "rounds_spent": state.rounds_spent,
             "stopped": result.stopped,
@@ -116,6 +131,7 @@ def summarize_results(
                 statement.to_dict() for statement in _compute_statements(plan, result)
             ],
             "server_privacy": None if server is None else server.to_dict(),
+            "client_privacy": None if clients is None else clients.to_dict(),
         }
     return summary
 

@@ -71,9 +71,118 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "the coefficient itself, in [0, 1), for baselines without a proximal term",
         flag_values=values,
     )
+    _define_algorithm_flags(values)
+    _define_perturbation_flags(values)
     # --help lists what the main module declares.
     for name in [*(set(values) - before), "flagfile"]:
         flags.declare_key_flag(name, flag_values=values)
+
+
+def _define_algorithm_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_enum(
+        "algorithm",
+        "fedavg",
+        ["fedavg", "fednova", "scaffold", "feddyn", "pfedme"],
+        "the baseline: fedavg is FedProx with --proximal_mu, FedAvgM with "
+        "--server_momentum and FedYogi with --server_optimizer=yogi; feddyn's alpha is "
+        "--proximal_mu",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "pfedme_penalty",
+        15.0,
+        "pull of a client's own model towards its copy of the global one",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "pfedme_steps",
+        5,
+        "steps of a client's own model on each batch, at --client_lr",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "pfedme_lr",
+        0.005,
+        "learning rate of a client's copy of the global model",
+        flag_values=values,
+    )
+
+
+def _define_perturbation_flags(values: flags.FlagValues) -> None:
+    flags.DEFINE_enum(
+        "perturbation",
+        "none",
+        ["none", "output", "objective"],
+        "noise that each client adds for its examples' privacy: to its clipped model, "
+        "or to its objective",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "client_accountant",
+        "as_published",
+        ["as_published", "replace_one_average", "proven"],
+        "what the clients' own epsilons rest on",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "model_clip", 10.0, "output: norm of a client's model", flag_values=values
+    )
+    flags.DEFINE_float(
+        "client_stddev",
+        None,
+        "output: standard deviation of the noise in each coordinate",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "objective_rate",
+        None,
+        "objective: alpha, the rate of the noise's norm; less is more noise",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "client_epsilon",
+        None,
+        "find the noise for this epsilon of the clients, which no round may pass",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "client_epsilon_target",
+        "max",
+        ["max", "mean"],
+        "which figure of the clients' epsilons --client_epsilon is",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "client_delta", 1e-3, "output: delta of the clients", flag_values=values
+    )
+    flags.DEFINE_enum(
+        "local_solver",
+        "sgd",
+        ["sgd", "exact"],
+        "exact: one_output_logistic_regression is minimised to --gradient_tolerance, "
+        "as proven epsilons of objective perturbation need",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "gradient_tolerance",
+        1e-5,
+        "exact: bound on the gradient's norm at the solution",
+        flag_values=values,
+    )
+    flags.DEFINE_float(
+        "residual_rate",
+        None,
+        "exact, objective: rate of the noise on the solution (unset: where it costs "
+        "0.01 of epsilon a round)",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "unmet_assumptions",
+        False,
+        "go on with an as_published epsilon where its theorem is known not to apply; "
+        "every output says so",
+        flag_values=values,
+    )
 
 
 def main() -> None:

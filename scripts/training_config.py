@@ -8,6 +8,7 @@ from distributed_dp.accounting import (
     Accountant,
     Accounting,
     AmplificationBound,
+    CohortScheme,
     Mechanism,
     Sampling,
 )
@@ -194,6 +195,10 @@ class TrainingConfig:
     def keeps_diagnostics(self) -> bool:
         """Whether exact functions of private data are recorded."""
         return self.diagnostics == "on"
+
+    def build_scheme(self, num_clients: int) -> CohortScheme:
+        """Returns who is sampled out of a number of clients."""
+        return CohortScheme(self.sampling_kind, num_clients, self.clients_per_round)
 
     def resolve_delta(self, num_clients: int) -> float:
         """Returns delta, 1 / N where it is unset."""

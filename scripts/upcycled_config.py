@@ -1,11 +1,15 @@
-"""The configuration of run_upcycled_fl: TrainingConfig, and the even steps."""
+"""The configuration of run_upcycled_fl: TrainingConfig, and its own flags."""
 
 import dataclasses
 
+from scripts import flags as run_flags
 from scripts.training_config import TrainingConfig
-from upcycled_fl import schedule
+from upcycled_fl import accounting, schedule
 
+ALGORITHMS = ("fedavg", "fednova", "scaffold", "feddyn", "pfedme")
 _DEFAULT_LAMBDA = 0.12
+# The flag of each perturbation's noise.
+_NOISE_FIELDS = {"output": "client_stddev", "objective": "objective_rate"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +20,22 @@ class UpcycledConfig(TrainingConfig):
     upcycled_lambda: float | None
     lambda_schedule: str
     upcycled_coefficient: float | None
+    algorithm: str
+    pfedme_penalty: float
+    pfedme_steps: int
+    pfedme_lr: float
+    perturbation: str
+    client_accountant: str
+    model_clip: float
+    client_stddev: float | None
+    objective_rate: float | None
+    client_epsilon: float | None
+    client_epsilon_target: str
+    client_delta: float
+    local_solver: str
+    gradient_tolerance: float
+    residual_rate: float | None
+    unmet_assumptions: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,6 +56,97 @@ class UpcycledConfig(TrainingConfig):
                 f"given. Found {self.upcycled_coefficient!r}."
             )
         self.build_schedule()
+        self._check_algorithm()
+        self._check_perturbation()
+
+    @property
+    def accountant(self) -> accounting.Accountant:
+        """What the clients' own epsilons rest on."""
+        return accounting.Accountant(self.client_accountant)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether clients minimise to a tolerance."""
+        return self.local_solver == "exact"
+
+    def _check_algorithm(self) -> None:
+        run_flags.check_positive(self, "pfedme_penalty", "pfedme_steps", "pfedme_lr")
+        if self.algorithm == "feddyn" and not self.proximal_mu:
+            raise ValueError(
+                "`proximal_mu` must be positive for feddyn: it is its alpha. Found "
+                f"{self.proximal_mu!r}."
+            )
+        if self.algorithm == "pfedme" and self.proximal_mu:
+            raise ValueError(
+                "`proximal_mu` must be 0 for pfedme, whose pull is `pfedme_penalty`. "
+                f"Found {self.proximal_mu!r}."
+            )
+        if self.algorithm == "fednova" and self.mechanism != "none":
+            raise ValueError(
+                "`algorithm` must not be fednova under a mechanism: clients send a "
+                "number of steps beside the update, which a joint clip would let "
+                "outweigh it; or set mechanism=none. Found 'fednova'."
+            )
+
+    def _check_perturbation(self) -> None:
+        run_flags.check_positive(self, "model_clip", "gradient_tolerance")
+        for name in ("client_stddev", "objective_rate", "client_epsilon"):
+            if getattr(self, name) is not None:
+                run_flags.check_positive(self, name)
+        if self.residual_rate is not None:
+            run_flags.check_positive(self, "residual_rate")
+        if not 0 < self.client_delta < 1:
+            raise ValueError(
+                f"`client_delta` must be in (0, 1). Found {self.client_delta!r}."
+            )
+        wanted = _NOISE_FIELDS.get(self.perturbation)
+        for name in _NOISE_FIELDS.values():
+            if name != wanted and getattr(self, name) is not None:
+                raise ValueError(
+                    f"`{name}` must be unset with perturbation={self.perturbation}. "
+                    f"Found {getattr(self, name)!r}."
+                )
+        if wanted is None:
+            for name, default in (("client_epsilon", None), ("local_solver", "sgd")):
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"`{name}` must be {default} without a perturbation. Found "
+                        f"{getattr(self, name)!r}."
+                    )
+            return
+        noise = getattr(self, wanted)
+        if (noise is None) == (self.client_epsilon is None):
+            raise ValueError(
+                f"`{wanted}` or `client_epsilon` must be given with perturbation="
+                f"{self.perturbation}, and not both. Found {noise!r} and "
+                f"{self.client_epsilon!r}."
+            )
+        self._check_solver()
+
+    def _check_solver(self) -> None:
+        if self.algorithm != "fedavg":
+            raise ValueError(
+                "`algorithm` must be fedavg (FedAvg, FedProx) with a perturbation: "
+                "the accountants know no other that sends or keeps something else. "
+                f"Found {self.algorithm!r}."
+            )
+        if self.perturbation == "objective" and not self.proximal_mu:
+            raise ValueError(
+                "`proximal_mu` must be positive for objective perturbation. Found "
+                f"{self.proximal_mu!r}."
+            )
+        if self.compare_central:
+            raise ValueError(
+                "`compare_central` must be off with a perturbation: two models would "
+                "be released of the same examples. Found True."
+            )
+        if not self.is_exact:
+            return
+        if not self.proximal_mu or self.straggler_rate:
+            raise ValueError(
+                "`proximal_mu` must be positive and `straggler_rate` 0 for the exact "
+                f"solver. Found {self.proximal_mu!r} and {self.straggler_rate!r}."
+            )
 
     def build_schedule(self) -> schedule.Schedule | None:
         """Returns the schedule of the even steps; None for the baseline alone.

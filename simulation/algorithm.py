@@ -74,6 +74,10 @@ class FederatedAveraging:
         del weights
         return ()
 
+    def count_sent(self, num_parameters: int) -> int:
+        """Returns how many numbers a client sends, for a model's parameters."""
+        return num_parameters
+
     def build_training(
         self, model: Model, optimizer: tff.learning.optimizers.Optimizer
     ) -> client_training.Training:

@@ -73,6 +73,19 @@ def build_ledger_state(num_clients: int, total_rounds: int) -> LedgerState:
     )
 
 
+def count_client_releases(state: LedgerState, *, recorded: bool) -> np.ndarray:
+    """Returns the releases that each client may have been part of, int64[N].
+
+    Args:
+        state: What happened.
+        recorded: Whether it was recorded who joined; otherwise everyone is assumed to
+            have joined every round, as in rounds that were lost.
+    """
+    if not recorded:
+        return np.full_like(state.join_counts, state.rounds_spent)
+    return state.join_counts + state.rounds_lost
+
+
 class PrivacyLedger:
     """Counts the rounds of one training and refuses to pass its budget."""
 

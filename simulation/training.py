@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow_federated as tff
@@ -84,6 +84,20 @@ class TrainingOptions:
             )
 
 
+class ClientTerms(Protocol):
+    """What the loop needs to know of privacy that clients have each for itself.
+
+    Both take the releases that each client has been part of, int64[N], in the order of
+    the cohorts' clients.
+    """
+
+    def describe(self, num_releases: np.ndarray) -> Mapping[str, table.Scalar]:
+        """Returns columns of metrics.csv. Their names do not depend on anything."""
+
+    def check(self, num_releases: np.ndarray) -> None:
+        """Raises BudgetExceededError if that many releases cost too much."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyTerms:
     """What the loop needs to know of a mechanism's privacy.
@@ -94,12 +108,14 @@ class PrivacyTerms:
         epsilon_name: What people are shown beside an epsilon.
         describe: The columns of metrics.csv that say what an epsilon rests on, given
             the number of rounds spent. Their names do not depend on it.
+        clients: What clients have for themselves beside it, or None.
     """
 
     compute_epsilon: Callable[[int], float]
     budget: float | None
     epsilon_name: str = "epsilon"
     describe: Callable[[int], Mapping[str, table.Scalar]]
+    clients: ClientTerms | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -295,8 +311,11 @@ class _Loop:
         """Runs one round and commits it. Returns its row of the table."""
         training, options = self._training, self._training.options
         started = time.monotonic()
+        joined = training.cohorts.select(self.ledger.state.rounds_completed)
+        num_releases = self._count_releases(joined)
+        if training.privacy.clients is not None:
+            training.privacy.clients.check(num_releases)
         round_number = self.ledger.open_round()
-        joined = training.cohorts.select(round_number)
         survivors = cohort.select_survivors(
             joined,
             root=training.root,
@@ -326,7 +345,9 @@ class _Loop:
             raise
         failed = {failure.client_index for failure in training.engine.failures}
         survivors = [c for index, c in enumerate(survivors) if index not in failed]
-        row = self._build_row(output, round_number, len(joined), len(survivors))
+        row = self._build_row(
+            output, round_number, len(joined), len(survivors), num_releases
+        )
         with process.defer_signals():
             self.ledger.close_round(
                 [self._clients[client_id] for client_id in joined],
@@ -347,6 +368,14 @@ class _Loop:
             self._releases.release(row, completed, time.monotonic() - started)
         return row
 
+    def _count_releases(self, joined: Sequence[str]) -> np.ndarray:
+        """Returns each client's releases with the next round, int64[N]."""
+        recorded = self._training.options.diagnostics
+        counts = ledger.count_client_releases(self.ledger.state, recorded=recorded)
+        clients = [self._clients[client_id] for client_id in joined]
+        counts[clients if recorded else slice(None)] += 1
+        return counts
+
     def _keep_states(
         self, output: Any, client_ids: Sequence[str]
     ) -> client_states.ClientStates:
@@ -366,7 +395,12 @@ class _Loop:
                 data.read_ahead(training.cohorts.select(round_number))
 
     def _build_row(
-        self, output: Any, round_number: int, num_joined: int, num_survivors: int
+        self,
+        output: Any,
+        round_number: int,
+        num_joined: int,
+        num_survivors: int,
+        num_releases: np.ndarray,
     ) -> Mapping[str, table.Scalar]:
         """Returns the row of a round that ended but is not counted yet."""
         training, options = self._training, self._training.options
@@ -388,6 +422,8 @@ class _Loop:
         row["rounds_spent"] = spent
         row["epsilon"] = training.privacy.compute_epsilon(spent)
         row.update(training.privacy.describe(spent))
+        if training.privacy.clients is not None:
+            row.update(training.privacy.clients.describe(num_releases))
         row["reproducible"] = training.root.reproducible
         if training.task.is_synthetic:
             row["synthetic_data"] = True

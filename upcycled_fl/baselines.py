@@ -45,6 +45,10 @@ class FedNova(FederatedAveraging):
         """Its name for people."""
         return "FedNova"
 
+    def count_sent(self, num_parameters: int) -> int:
+        """Returns the numbers of d_i and a_i."""
+        return num_parameters + 1
+
     def build_training(
         self, model: Model, optimizer: tff.learning.optimizers.Optimizer
     ) -> client_training.Training:
@@ -112,6 +116,10 @@ class Scaffold(FederatedAveraging):
     def initialize_client_state(self, weights: Arrays) -> tuple[np.ndarray, ...]:
         """Returns c_i = 0."""
         return self.initialize_shared(weights)
+
+    def count_sent(self, num_parameters: int) -> int:
+        """Returns the numbers of an update and a change of c_i."""
+        return 2 * num_parameters
 
     def build_training(
         self, model: Model, optimizer: tff.learning.optimizers.Optimizer

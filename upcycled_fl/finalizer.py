@@ -79,7 +79,7 @@ def build_upcycled_finalizer(
     @tff.federated_computation(
         initialize.type_signature.result,
         tff.FederatedType(weights_type, tff.SERVER),
-        tff.FederatedType(weights_type.trainable, tff.SERVER),
+        inner.next.type_signature.parameter[2],
     )
     def next_fn(state: Any, weights: Any, update: Any) -> Any:
         output = inner.next(state["inner"], weights, update)
@@ -125,7 +125,7 @@ def build_scaled_finalizer(
     @tff.federated_computation(
         inner.initialize.type_signature.result,
         tff.FederatedType(weights_type, tff.SERVER),
-        tff.FederatedType(weights_type.trainable, tff.SERVER),
+        inner.next.type_signature.parameter[2],
     )
     def next_fn(state: Any, weights: Any, update: Any) -> Any:
         output = inner.next(state, weights, update)
