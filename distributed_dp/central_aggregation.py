@@ -39,7 +39,8 @@ class SeededGaussianSumQuery(tfp.GaussianSumQuery):
         leaves = []
         for index, leaf in enumerate(tf.nest.flatten(sample_state)):
             stream = fold_in(self._seed, tf.constant(index, tf.int64))
-            noise = draw_normal(stream, leaf.shape.num_elements())
+            normal = draw_normal(stream, leaf.shape.num_elements())
+            noise = tf.cast(normal, leaf.dtype)
             leaves.append(leaf + global_state.stddev * tf.reshape(noise, leaf.shape))
         noised = tf.nest.pack_sequence_as(sample_state, leaves)
         # The base adds its own noise to zeros of no size, for its event alone.

@@ -82,6 +82,18 @@ def expand_sign_masks(words: tf.Tensor) -> tf.Tensor:
     return bits & tf.constant(1 << 31, tf.uint32)
 
 
+def draw_open_uniform(seed: tf.Tensor, num: int) -> tf.Tensor:
+    """Returns [num] float64, uniform among the odd multiples of 2**-53 in (0, 1)."""
+    words = draw_uint64(seed, [num])
+    leading = tf.bitwise.right_shift(words, tf.constant(12, tf.uint64))
+    return (tf.cast(leading, tf.float64) + 0.5) * 2.0**-52
+
+
 def draw_normal(seed: tf.Tensor, num: int) -> tf.Tensor:
-    """Returns [num] standard normal float32 draws."""
-    return tf.random.stateless_normal([num], seed, alg=_ALGORITHM)
+    """Returns [num] float64 standard normal draws, by the inverse of their CDF.
+
+    They reach 8.2 standard deviations. TensorFlow's own end at 5.68, beyond which one
+    in 7e7 coordinates should be: a model of 1e5 has one in every 700 draws, which is
+    more than a delta of 1e-5. Under XLA they are the same up to rounding.
+    """
+    return tf.math.ndtri(draw_open_uniform(seed, num))

@@ -86,12 +86,14 @@ class ProgramParts:
         wrap_finalizer: What goes around the server's step, or None.
         lines: More of the first lines, by their names.
         client_privacy: What clients have by noise of their own, or None.
+        caveats: What a mechanism's epsilon does not cover, beyond what it says itself.
     """
 
     algorithm: FederatedAveraging
     wrap_finalizer: learning.WrapFinalizer | None = None
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
     client_privacy: ClientPrivacy | None = None
+    caveats: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,7 +230,7 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         dim=parts.algorithm.count_sent(model.num_parameters),
         root=root,
         identity=task.identity,
-        caveats=task.caveats,
+        caveats=(*task.caveats, *parts.caveats),
     )
     return _Run(
         config=config,

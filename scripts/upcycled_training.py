@@ -14,6 +14,12 @@ from simulation.tasks.task import Task
 from upcycled_fl import baselines, finalizer, schedule
 from upcycled_fl.private_averaging import PrivateAveraging
 
+_KEPT_CAVEATS = (
+    "what clients keep to themselves (control variates, their own models), which is "
+    "made of their own data: it is never sent, but this simulation holds it in its "
+    "checkpoints and measures clients' own models",
+)
+
 
 def run(config: UpcycledConfig) -> distributed_training.RunOutcome:
     """Trains as configured, prints what it does, and writes the run folder.
@@ -41,6 +47,7 @@ def _build_parts(
         wrap_finalizer=wrap,
         lines=_describe(config, algorithm, coefficients),
         client_privacy=noise,
+        caveats=_KEPT_CAVEATS if algorithm.keeps_state else (),
     )
 
 

@@ -69,6 +69,11 @@ class FederatedAveraging:
         del weights
         return ()
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return len(self.initialize_client_state((np.zeros(()),))) > 0
+
     def initialize_client_state(self, weights: Arrays) -> tuple[np.ndarray, ...]:
         """Returns what a client keeps before its first round; () for nothing."""
         del weights

@@ -122,15 +122,20 @@ class ClientLoader:
     def __call__(self, key: ClientKey) -> list[Any]:
         """Returns a client's data: what `learning.build_client_data` does."""
         x, y = self.data.load(key.client_id)
+        num_epochs = count_epochs(key, self.num_epochs)
         batches = client_training.draw_batches(
             len(y),
             batch_size=self.batch_size,
-            num_epochs=count_epochs(key, self.num_epochs),
+            num_epochs=num_epochs,
             rng=np.random.default_rng(key.batch_seed),
         )
         examples = {"x": x, "y": y}
         if self.padded:
-            examples, batches = client_training.pad_client(examples, batches)
+            examples, batches = client_training.pad_client(
+                examples,
+                batches,
+                num_batches=len(batches) // num_epochs * self.num_epochs,
+            )
         return learning.build_client_data(
             examples,
             batches,

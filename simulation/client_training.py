@@ -52,23 +52,33 @@ def draw_batches(
 
 
 def pad_client(
-    examples: Mapping[str, np.ndarray], batches: np.ndarray
+    examples: Mapping[str, np.ndarray],
+    batches: np.ndarray,
+    *,
+    num_batches: int | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns examples and batches with zeros behind them that no batch refers to.
 
     Clients of similar size get equal shapes, which `engine.lockstep` can stack: the
     numbers of examples and of batches are rounded up to powers of two.
+
+    Args:
+        examples: The client's.
+        batches: What `draw_batches` returns for them.
+        num_batches: Those of a client of this size that is no straggler, whose shape a
+            straggler gets too; None: the number that there are.
     """
 
-    def pad(array: np.ndarray) -> np.ndarray:
-        padding = _round_up(len(array)) - len(array)
+    def pad(array: np.ndarray, size: int | None = None) -> np.ndarray:
+        padding = _round_up(max(len(array), size or 0)) - len(array)
         if not padding:
             return array
         return np.concatenate(
             [array, np.zeros([padding, *array.shape[1:]], array.dtype)]
         )
 
-    return {name: pad(part) for name, part in examples.items()}, pad(batches)
+    padded = {name: pad(part) for name, part in examples.items()}
+    return padded, pad(batches, num_batches)
 
 
 def _round_up(size: int) -> int:

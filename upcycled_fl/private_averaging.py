@@ -1,7 +1,8 @@
 """FedAvg and FedProx with noise that each client adds by itself.
 
-Source: Yin et al. 2024 (Upcycled-FL), section 5 and algorithm 2. What the noise is worth
-is in `upcycled_fl.accounting`, by named accountants; example-level, for each client.
+Source: Yin et al. 2024 (Upcycled-FL), section 5 and algorithm 2. What the noise is
+worth is in `upcycled_fl.accounting`, by named accountants; example-level, for each
+client.
 """
 
 import dataclasses

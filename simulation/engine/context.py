@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from simulation.engine import arguments, plan
+from simulation.engine import arguments, lockstep, plan
 from simulation.engine.client_pass import PassInputs, PassResult, Watch
 from simulation.engine.cohort_run import ClientError
 from simulation.engine.program import Program
@@ -97,6 +97,7 @@ class EngineContext(tff.framework.SyncContext):
     def close(self) -> None:
         """Ends what the context started, and forgets what was compiled."""
         self._programs.clear()
+        lockstep.forget_shared()
 
     @abc.abstractmethod
     def _prepare_passes(

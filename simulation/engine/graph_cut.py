@@ -1,10 +1,26 @@
 """Parts of a graph as functions of their own."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 Flat = list[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a graph.
+
+    Attributes:
+        content: The nodes, and the functions that they call.
+        feeds: The names of the tensors that are given, which have no node.
+        fetches: The names of the tensors that are wanted.
+    """
+
+    content: tf.compat.v1.GraphDef
+    feeds: tuple[str, ...]
+    fetches: tuple[str, ...]
 
 
 def cut(
@@ -15,6 +31,13 @@ def cut(
     Unlike `WrappedFunction.prune` it leaves out every op before the feeds, those with a
     state too, and it does not keep the feeds' shapes.
     """
+    return build(extract(graph, feeds, fetches))
+
+
+def extract(
+    graph: tf.Graph, feeds: Sequence[tf.Tensor], fetches: Sequence[tf.Tensor]
+) -> Part:
+    """Returns what computes `fetches` from `feeds`, apart from its graph."""
     needed, content = {op.name for op in list_ops(fetches, feeds)}, graph.as_graph_def()
     part = tf.compat.v1.GraphDef(versions=content.versions, library=content.library)
     part.node.extend(node for node in content.node if node.name in needed)
@@ -23,24 +46,46 @@ def cut(
         if len(kept) < len(node.input):
             del node.input[:]
             node.input.extend(kept)
-    used = {source for node in part.node for source in node.input}
-    names = [tensor.name for tensor in feeds]
+    return Part(
+        content=part,
+        feeds=tuple(tensor.name for tensor in feeds),
+        fetches=tuple(tensor.name for tensor in fetches),
+    )
+
+
+def build(part: Part) -> Callable[..., Flat]:
+    """Returns a function that computes the fetches of a part, for use in a graph."""
+    used = {source for node in part.content.node for source in node.input}
     # What is fed has no node here: the map alone says what it is.
-    read = [index for index, name in enumerate(names) if _is_used(name, used)]
+    read = [index for index, name in enumerate(part.feeds) if _is_used(name, used)]
 
     def compute(*tensors: tf.Tensor) -> Flat:
-        given = dict(zip(names, tensors, strict=True))
-        computed = [t.name for t in fetches if t.name not in given]
+        given = dict(zip(part.feeds, tensors, strict=True))
+        computed = [name for name in part.fetches if name not in given]
         imported = tf.graph_util.import_graph_def(
-            part,
-            input_map={names[index]: tensors[index] for index in read},
+            part.content,
+            input_map={part.feeds[index]: tensors[index] for index in read},
             return_elements=computed,
             name="",
         )
         given |= dict(zip(computed, imported, strict=True))
-        return [given[tensor.name] for tensor in fetches]
+        return [given[name] for name in part.fetches]
 
     return compute
+
+
+def register(part: Part) -> None:
+    """Makes this process's TensorFlow know the functions of a part, for good.
+
+    Whoever calls a function that was built in a graph needs it: of imported functions
+    `tf.function` does not tell those that run it, `wrap_function` does.
+    """
+    functions = tf.compat.v1.GraphDef(
+        versions=part.content.versions, library=part.content.library
+    )
+    tf.compat.v1.wrap_function(
+        lambda: tf.graph_util.import_graph_def(functions, name=""), []
+    )
 
 
 def wrap(

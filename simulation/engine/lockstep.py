@@ -6,6 +6,9 @@ and runs what comes before and after client by client, but the call itself for c
 whose tensors have equal shapes together, compiled by XLA for each shape. The function
 travels in the computation's own graph: TFF's runtime, which knows nothing of this, runs
 the stack of one.
+
+What is compiled is shared in the process, by all computations whose calls are the same:
+of many trainings of one model by one optimizer the first alone waits for XLA.
 """
 
 import collections
@@ -20,7 +23,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from absl import logging
 
-from simulation.engine import graph_cut
+from simulation.engine import canonical_graph, graph_cut
 from simulation.engine.graph_cut import Flat
 
 _NAME = "discreet_lockstep"
@@ -31,6 +34,14 @@ _MAX_GROUP = 16
 _STACK_SIZES = (16, 4, 1)
 # Bytes of what is stacked for one call, at most, as far as shapes are known.
 _MAX_BYTES = 2**26
+# Calls whose programs are kept for the next computation, at most.
+_MAX_SHARED = 32
+
+# By digest and device, the last used last.
+_shared: collections.OrderedDict[tuple[bytes, str | None], Callable[..., Flat]] = (
+    collections.OrderedDict()
+)
+_shared_lock = threading.Lock()
 
 
 def call_stacked(function: Callable[..., Flat], tensors: Sequence[tf.Tensor]) -> Flat:
@@ -168,7 +179,7 @@ def find_lockstep(
 
     return Lockstep(
         before=build(inputs, [*stacked, *crossing]),
-        together=_compile(graph_cut.cut(graph, stacked, results), device),
+        together=_share(graph, stacked, results, device),
         after=build([*inputs, *results, *crossing], outputs),
         num_stacked=len(stacked),
         group_size=group_size,
@@ -180,8 +191,39 @@ def may_hold_call(computation: tff.framework.CompiledComputation) -> bool:
     return _NAME.encode() in computation.proto.tensorflow.graph_def.value
 
 
+def forget_shared() -> None:
+    """Lets go of what was compiled, but for what a computation still holds."""
+    with _shared_lock:
+        _shared.clear()
+
+
 def _is_call(op: tf.Operation) -> bool:
     return op.type in _CALLS and f"_{_NAME}_" in op.get_attr("f").name
+
+
+def _share(
+    graph: tf.Graph,
+    feeds: Sequence[tf.Tensor],
+    fetches: Sequence[tf.Tensor],
+    device: str | None,
+) -> Callable[..., Flat]:
+    """Returns the compiled part of a graph, the former one where there was its like."""
+    part = graph_cut.extract(graph, feeds, fetches)
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in feeds]
+    try:
+        digest, part = canonical_graph.canonicalize(part, specs)
+    except ValueError as error:
+        logging.info("Compiled for one computation alone: %s", error)
+        return _compile(graph_cut.build(part), device)
+    key = (digest, device)
+    with _shared_lock:
+        if key not in _shared:
+            graph_cut.register(part)
+            _shared[key] = _compile(graph_cut.build(part), device)
+            while len(_shared) > _MAX_SHARED:
+                _shared.popitem(last=False)
+        _shared.move_to_end(key)
+        return _shared[key]
 
 
 def _compile(compute: Callable[..., Flat], device: str | None) -> Callable[..., Flat]:

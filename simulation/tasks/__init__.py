@@ -29,6 +29,7 @@ _BUILDERS = {
     "synthetic_iid": ("synthetic", "build_fedprox_iid"),
     "synthetic_20": ("synthetic", "build_upcycled"),
     "synthetic_20_iid": ("synthetic", "build_upcycled_iid"),
+    "synthetic_20_binary": ("synthetic", "build_upcycled_binary"),
     "own": ("own", "build_task"),
 }
 TASK_NAMES = tuple(_BUILDERS)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from simulation import image_models, text_models
+from simulation import image_models, linear_models, text_models
 from simulation.model import Model
 from simulation.population import layout as layouts
 from simulation.population.federated_data import DataError, Examples
@@ -136,6 +136,13 @@ def _build_array(name: str, feature: Feature, manifest: Manifest) -> _Kind:
             image_models.build_mlp, shape, num_classes, hidden_sizes=[196]
         ),
     }
+    models["double_softmax_regression"] = functools.partial(
+        linear_models.build_double_softmax_regression, shape, num_classes
+    )
+    if num_classes == 2:
+        models["one_output_logistic_regression"] = functools.partial(
+            linear_models.build_one_output_logistic_regression, shape
+        )
     if is_image and min(shape[:2]) >= 4:
         models["small_cnn"] = functools.partial(
             image_models.build_small_cnn, shape, num_classes

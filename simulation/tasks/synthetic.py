@@ -6,14 +6,17 @@ N(0, beta); the weights and biases of its local model are N(u_k, 1), the mean of
 inputs v_k is N(B_k, 1), inputs are N(v_k, diag(j**-1.2)) and labels the model's
 largest logit. alpha and beta are standard deviations, as in FedProx's program. Sizes
 are 50 more than a log-normal(4, 2). In the iid variant all clients share one model and
-v_k = 0.
+v_k = 0. In the binary variant, which is ours, the label is the larger of the first two
+logits.
 """
 
 import functools
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from simulation import image_models
+from simulation import image_models, linear_models
+from simulation.model import Model
 from simulation.population.federated_data import ArrayData
 from simulation.tasks.options import TaskOptions
 from simulation.tasks.task import Task
@@ -43,7 +46,18 @@ def build_upcycled_iid(options: TaskOptions) -> Task:
     return _build(options, name="synthetic_20_iid", num_features=20)
 
 
-def _build(options: TaskOptions, *, name: str, num_features: int) -> Task:
+def build_upcycled_binary(options: TaskOptions) -> Task:
+    """Returns the task `synthetic_20_binary`: `synthetic_20` with two classes."""
+    return _build(options, name="synthetic_20_binary", num_features=20, num_classes=2)
+
+
+def _build(
+    options: TaskOptions,
+    *,
+    name: str,
+    num_features: int,
+    num_classes: int = NUM_CLASSES,
+) -> Task:
     is_iid = name.endswith("iid")
     options.check_taken(
         name, "num_clients", *(() if is_iid else ("data_alpha", "data_beta"))
@@ -56,6 +70,7 @@ def _build(options: TaskOptions, *, name: str, num_features: int) -> Task:
         num_features=num_features,
         spread=None if is_iid else (alpha, beta),
         seed=options.data_seed,
+        num_classes=num_classes,
     )
     names = [f"device_{index:03d}" for index in range(num_clients)]
     data = dict(zip(names, clients, strict=True))
@@ -75,28 +90,45 @@ def _build(options: TaskOptions, *, name: str, num_features: int) -> Task:
     return Task(
         name=name,
         description=(
-            f"generated data ({law}; {num_features} features, {NUM_CLASSES} classes, "
+            f"generated data ({law}; {num_features} features, {num_classes} classes, "
             f"seed {options.data_seed}); a tenth of each user's examples for the test"
         ),
         train=build("train"),
         test=build("test"),
         has_test_users=True,
-        models={
-            "logistic_regression": functools.partial(
-                image_models.build_logistic_regression, shape, NUM_CLASSES
-            ),
-            "mlp": functools.partial(
-                image_models.build_mlp, shape, NUM_CLASSES, hidden_sizes=[64]
-            ),
-        },
+        models=_list_models(shape, num_classes),
         metric="accuracy",
         identity={
             "generated": law,
             "num_features": num_features,
+            "num_classes": num_classes,
             "num_clients": num_clients,
             "seed": options.data_seed,
         },
     )
+
+
+def _list_models(
+    shape: tuple[int, int, int], num_classes: int
+) -> Mapping[str, Callable[[], Model]]:
+    """Returns the models by name; the first is the default."""
+    models: dict[str, Callable[[], Model]] = {
+        "logistic_regression": functools.partial(
+            image_models.build_logistic_regression, shape, num_classes
+        )
+    }
+    if num_classes > 2:
+        models["mlp"] = functools.partial(
+            image_models.build_mlp, shape, num_classes, hidden_sizes=[64]
+        )
+    models["double_softmax_regression"] = functools.partial(
+        linear_models.build_double_softmax_regression, shape, num_classes
+    )
+    if num_classes == 2:
+        models["one_output_logistic_regression"] = functools.partial(
+            linear_models.build_one_output_logistic_regression, shape
+        )
+    return models
 
 
 def generate(
@@ -105,6 +137,7 @@ def generate(
     num_features: int,
     spread: tuple[float, float] | None,
     seed: int,
+    num_classes: int = NUM_CLASSES,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the data of each client, float32[n, num_features] and int32[n].
 
@@ -113,6 +146,8 @@ def generate(
         num_features: The dimension of the inputs.
         spread: (alpha, beta), or None for iid clients.
         seed: Decides everything; a client's data do not depend on how many there are.
+        num_classes: The first of the NUM_CLASSES logits, which the label is chosen
+            among; the inputs do not depend on it.
     """
     stddev = np.arange(1, num_features + 1) ** -0.6
     root = np.random.SeedSequence(seed)
@@ -129,7 +164,7 @@ def generate(
             mean = rng.normal(rng.normal(0.0, beta), 1.0, num_features)
         x = mean + stddev * rng.normal(size=[size, num_features])
         weights, bias = model
-        y = np.argmax(x @ weights + bias, axis=1)
+        y = np.argmax((x @ weights + bias)[:, :num_classes], axis=1)
         clients.append((x.astype(np.float32), y.astype(np.int32)))
     return clients
 

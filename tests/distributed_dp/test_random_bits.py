@@ -121,3 +121,12 @@ def test_normal_fits_and_wrong_laws_do_not(seed: np.ndarray) -> None:
     for wrong in (stats.norm(scale=1.05), stats.norm(loc=0.05)):
         p_value = goodness_of_fit.compute_p_value(normal, edges, wrong.cdf(edges))
         assert p_value < goodness_of_fit.FALSE_FAILURE
+
+
+def test_normal_has_its_tails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow's own draws end at 5.68, whatever the words."""
+    words = tf.constant([0, 2**63 - 1, 2**64 - 1], tf.uint64)
+    monkeypatch.setattr(random_bits, "draw_uint64", lambda seed, shape: words)
+    low, middle, high = random_bits.draw_normal(tf.constant([0, 0]), 3).numpy()
+    np.testing.assert_allclose([low, -high], stats.norm.ppf(2.0**-53), rtol=1e-9)
+    assert abs(middle) < 1e-9

@@ -225,3 +225,22 @@ class _Data:
 
     def count(self, client_id: str) -> int:
         return int(client_id) + 1
+
+
+def test_a_straggler_has_the_shapes_of_the_others():
+    """Programs are compiled for each shape."""
+    x, y = np.zeros([70, 2], np.float32), np.zeros([70], np.int32)
+    load = client_data.ClientLoader(
+        data=ArrayData(client_ids=("a",), make=lambda _: (x, y)),
+        batch_size=8,
+        num_epochs=EPOCHS,
+        padded=True,
+    )
+    shapes, counts = set(), set()
+    for straggling in (None, 0.0, 0.5, 0.99):
+        key = dataclasses.replace(derive("a"), straggling=straggling)
+        [client] = load(key)
+        shapes.add(client["batches"].shape)
+        counts.add(int(np.count_nonzero(client["batches"][:, 0])))
+    assert len(shapes) == 1
+    assert len(counts) > 2

@@ -42,6 +42,7 @@ TAKEN = {
     "synthetic_iid": {"num_clients"},
     "synthetic_20": {"num_clients", "data_alpha", "data_beta"},
     "synthetic_20_iid": {"num_clients"},
+    "synthetic_20_binary": {"num_clients", "data_alpha", "data_beta"},
     "own": {"data_name", "vocabulary_size"},
 }
 

@@ -46,7 +46,11 @@ class TestArrays:
         check(task, rows)
         assert task.name == "mine" and "vectors in 3 classes" in task.description
         assert task.train.load("a")[0].shape == (3, 5, 1, 1)
-        assert list(task.models) == ["logistic_regression", "mlp"]
+        assert list(task.models) == [
+            "logistic_regression",
+            "mlp",
+            "double_softmax_regression",
+        ]
         assert task.build_model().num_parameters == 6 * 3
         assert task.build_model("mlp").num_parameters == 6 * 196 + 197 * 3
         path = tmp_path / "mine.sqlite"
@@ -58,6 +62,27 @@ class TestArrays:
         (caveat,) = task.caveats
         assert "which classes there are" in caveat
         assert "those for the test included" in caveat
+
+    def test_one_output_is_for_two_classes(self, tmp_path):
+        rows = [
+            (
+                "a",
+                (TRAIN, TEST)[index // 2],
+                {"x": np.full(3, index, np.float32), "label": index % 2},
+            )
+            for index in range(4)
+        ]
+        features = {"x": Feature(kind=Kind.FLOAT, shape=(3,)), "label": files.NUMBER}
+        files.write(tmp_path / "two", MINE, rows, features)
+        task = load(tmp_path / "two")
+        name = "one_output_logistic_regression"
+        assert task.build_model(name).num_parameters == 4
+        assert sorted(task.train.load("a")[1].tolist()) == [0, 1]
+        # With a third class its loss would take it for the first.
+        rows.append(("a", TRAIN, {"x": np.zeros(3, np.float32), "label": 2}))
+        files.write(tmp_path / "three", MINE, rows, features)
+        with pytest.raises(ValueError, match=f"must be one of .* Found '{name}'"):
+            load(tmp_path / "three").build_model(name)
 
     def test_pictures_of_bytes_are_in_0_to_1(self, tmp_path):
         x = np.random.default_rng(0).integers(256, size=[12, 6, 4, 3])

@@ -186,6 +186,61 @@ class TestTasks:
             assert np.array_equal(both, x)
             assert np.array_equal(np.concatenate([test_y, train_y]), y)
 
+    @pytest.mark.parametrize(
+        ("name", "models"),
+        [
+            *(
+                (name, ["logistic_regression", "mlp", "double_softmax_regression"])
+                for name in (
+                    "synthetic",
+                    "synthetic_iid",
+                    "synthetic_20",
+                    "synthetic_20_iid",
+                )
+            ),
+            (
+                "synthetic_20_binary",
+                [
+                    "logistic_regression",
+                    "double_softmax_regression",
+                    "one_output_logistic_regression",
+                ],
+            ),
+        ],
+    )
+    def test_models(self, name, models):
+        task = load_task(name, TaskOptions(num_clients=2))
+        assert list(task.models) == models
+        for model in models:
+            assert task.build_model(model).name == model
+        with pytest.raises(ValueError, match="`model` must be one of"):
+            task.build_model("lenet")
+
+    def test_two_classes_are_the_larger_of_two_logits(self):
+        options = TaskOptions(num_clients=4, data_alpha=0.5, data_beta=0.0, data_seed=9)
+        binary, ten = (
+            load_task(name, options) for name in ("synthetic_20_binary", "synthetic_20")
+        )
+        right, of_ten = [], []
+        for client, client_id in enumerate(binary.train.client_ids):
+            size, mean, weights, bias, noise = draw_again(
+                client, num_features=20, spread=(0.5, 0.0), seed=9
+            )
+            inputs = mean + noise * np.arange(1, 21) ** -0.6
+            logits = inputs @ weights + bias
+            labels = np.concatenate(
+                [data.load(client_id)[1] for data in (binary.test, binary.train)]
+            )
+            assert len(labels) == size
+            right.append(np.mean(labels == (logits[:, 1] > logits[:, 0])))
+            of_ten.append(np.mean(labels == logits.argmax(1)))
+            for one, two in ((binary.train, ten.train), (binary.test, ten.test)):
+                assert np.array_equal(one.load(client_id)[0], two.load(client_id)[0])
+        assert min(right) == 1.0 and max(of_ten) < 1.0
+        assert "2 classes" in binary.description
+        assert binary.build_model().num_parameters == 42
+        assert binary.build_model("one_output_logistic_regression").num_parameters == 21
+
     def test_options(self):
         task = load_task(
             "synthetic_20",
@@ -210,6 +265,7 @@ class TestTasks:
                 ("synthetic_20", {}),
                 ("synthetic_iid", {}),
                 ("synthetic_20_iid", {}),
+                ("synthetic_20_binary", {}),
             )
         ]
         assert all(
