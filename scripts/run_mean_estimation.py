@@ -17,53 +17,13 @@ run. It needs TensorFlow, not TensorFlow Federated.
 
 import math
 import os
-from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 
+from scripts import axis_flag
 from simulation import process
 
 _NAME = "run_mean_estimation"
-_FLOATS = flags.FloatParser()
-_INTEGERS = flags.IntegerParser()
-
-
-class _AxisParser(flags.ArgumentParser):
-    """Parses values separated by commas; several, or one."""
-
-    def __init__(self, item: flags.ArgumentParser) -> None:
-        super().__init__()
-        self.syntactic_help = "values separated by commas"
-        self._item = item
-
-    def parse(self, argument: str | Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the values; a ValueError from the item's parser names the item."""
-        if not isinstance(argument, str):
-            return tuple(argument)
-        return tuple(self._item.parse(part.strip()) for part in argument.split(","))
-
-    def flag_type(self) -> str:
-        """Returns the type's name in the help."""
-        return f"list of {self._item.flag_type()}"
-
-
-def _define_axis(
-    name: str,
-    default: str,
-    text: str,
-    *,
-    item: flags.ArgumentParser,
-    values: flags.FlagValues,
-) -> None:
-    flags.DEFINE(
-        _AxisParser(item),
-        name,
-        default,
-        text,
-        flag_values=values,
-        serializer=flags.CsvListSerializer(","),
-    )
 
 
 def _define_grid_flags(values: flags.FlagValues) -> None:
@@ -107,7 +67,7 @@ def _define_grid_flags(values: flags.FlagValues) -> None:
         ("bits", "10,16", "bits B a coordinate", integer),
         ("epsilon", "1,6", "privacy budget", number),
     ):
-        _define_axis(name, default, text, item=item, values=values)
+        axis_flag.define_axis(name, default, text, item=item, values=values)
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:

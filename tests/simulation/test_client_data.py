@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from simulation import client_data, seeds
+from simulation.population.federated_data import ArrayData
 from tests.simulation import toys
 
 FALSE_FAILURE = 1e-6
