@@ -197,7 +197,12 @@ class TestBatches:
         found = self.load(straggler, EPOCHS, padded)
         expected = self.load(whole, made, padded)
         assert found.keys() == expected.keys()
-        assert np.array_equal(found["batches"], expected["batches"])
+        made_batches, expected_batches = (
+            # Without rows that are there for the shape alone.
+            client["batches"][client["batches"][:, 0] > 0]
+            for client in (found, expected)
+        )
+        assert np.array_equal(made_batches, expected_batches)
         for name, values in expected["examples"].items():
             assert np.array_equal(found["examples"][name], values)
         for name in ("noise_seed", "training_seed", "joined"):
