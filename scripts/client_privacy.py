@@ -84,6 +84,11 @@ class ClientPrivacyPlan:
                 f"{self.budget:.6g}"
             )
 
+    @property
+    def accountant_name(self) -> str:
+        """The accountant's name."""
+        return self.accountant.value
+
     def describe_noise(self) -> str:
         """Returns the noise and the accountant, for the first lines of a run."""
         part = self.perturbation
@@ -107,9 +112,10 @@ def build_client_privacy(
 ) -> ClientPrivacyPlan | None:
     """Returns the plan of a configuration; None for no perturbation.
 
-    Noise is calibrated for the rounds that each client will join, which the seed or the
-    operating system's entropy has decided and data have not; without diagnostics, which
-    record them, for all rounds.
+    Noise is calibrated for the rounds that each client will join, which the seed has
+    decided and data have not. Without diagnostics, which record them, it is for all
+    rounds; so it is without a seed, where a run that is taken up again draws other
+    cohorts, and must find the same noise.
 
     Raises:
         ValueError: If a client has no examples, or an assumption does not hold.
@@ -126,24 +132,28 @@ def build_client_privacy(
         )
     target = accounting.EpsilonTarget(config.client_epsilon_target)
     releases = np.full(task.num_clients, config.total_rounds)
-    if config.keeps_diagnostics:
+    if config.keeps_diagnostics and config.seed is not None:
         releases = _count_planned_releases(config, cohorts)
     caveats = [f"not even this holds: {problem}" for problem in problems]
     caveats += task.caveats
     if config.seed is not None:
         caveats.append(SEEDED_NOTE)
-    arguments = (config, model, sizes, releases, target)
-    return ClientPrivacyPlan(
-        perturbation=_build_output(*arguments)
-        if config.perturbation == "output"
-        else _build_objective(*arguments),
-        accountant=config.accountant,
-        delta=config.client_delta if config.perturbation == "output" else None,
-        num_examples=sizes,
-        budget=config.client_epsilon,
-        target=target,
-        caveats=tuple(caveats),
-    )
+    build = _build_output if config.perturbation == "output" else _build_objective
+    try:
+        plan = ClientPrivacyPlan(
+            perturbation=build(config, model, sizes, releases, target),
+            accountant=config.accountant,
+            delta=config.client_delta if config.perturbation == "output" else None,
+            num_examples=sizes,
+            budget=config.client_epsilon,
+            target=target,
+            caveats=tuple(caveats),
+        )
+        # Whatever the accountant refuses is refused before the first round.
+        plan.compute_statement(releases)
+    except ValueError as error:
+        raise ValueError(f"the clients' own privacy: {error}") from None
+    return plan
 
 
 def _build_output(

@@ -76,6 +76,10 @@ class ClientPrivacy(training.ClientTerms, Protocol):
     def describe_noise(self) -> str:
         """Returns the noise, for the first lines of a run."""
 
+    @property
+    def accountant_name(self) -> str:
+        """The name of what its epsilons rest on."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramParts:
@@ -414,6 +418,17 @@ def _compute_client_statements(
     }
 
 
+def _choose_epsilon_axis(planned: _Run) -> dict[str, str]:
+    """Returns which epsilon a plot is over: whole users', or of a client's examples."""
+    noise, plan = planned.parts.client_privacy, planned.plans[0]
+    if noise is None or plan.parameters is not None:
+        return {"epsilon_name": plan.epsilon_name}
+    return {
+        "epsilon_column": "client_epsilon_max",
+        "epsilon_name": f"clients' largest epsilon, {noise.accountant_name},",
+    }
+
+
 def _write_results(
     planned: _Run,
     path: pathlib.Path,
@@ -430,7 +445,7 @@ def _write_results(
             {plan.title: results[plan.name].metrics for plan in plans},
             metric=task.metric,
             title=f"{task.name}, {plans[0].scheme.clients_per_round} clients a round",
-            epsilon_name=plans[0].epsilon_name,
+            **_choose_epsilon_axis(planned),
         )
         files.append(path / _PLOT_NAME)
     for plan in plans:

@@ -114,6 +114,13 @@ class UpcycledConfig(TrainingConfig):
                         f"{getattr(self, name)!r}."
                     )
             return
+        if self.residual_rate is not None and not (
+            self.is_exact and self.perturbation == "objective"
+        ):
+            raise ValueError(
+                "`residual_rate` must be unset unless perturbation is objective and "
+                f"local_solver exact. Found {self.residual_rate!r}."
+            )
         noise = getattr(self, wanted)
         if (noise is None) == (self.client_epsilon is None):
             raise ValueError(
@@ -135,6 +142,8 @@ class UpcycledConfig(TrainingConfig):
                 "`proximal_mu` must be positive for objective perturbation. Found "
                 f"{self.proximal_mu!r}."
             )
+        if self.perturbation == "objective":
+            self._check_objective_accountant()
         if self.compare_central:
             raise ValueError(
                 "`compare_central` must be off with a perturbation: two models would "
@@ -146,6 +155,19 @@ class UpcycledConfig(TrainingConfig):
             raise ValueError(
                 "`proximal_mu` must be positive and `straggler_rate` 0 for the exact "
                 f"solver. Found {self.proximal_mu!r} and {self.straggler_rate!r}."
+            )
+
+    def _check_objective_accountant(self) -> None:
+        if self.client_accountant == "replace_one_average":
+            raise ValueError(
+                "`client_accountant` must be as_published or proven for objective "
+                "perturbation. Found 'replace_one_average'."
+            )
+        if self.client_accountant == "proven" and not self.is_exact:
+            raise ValueError(
+                "`local_solver` must be exact for a proven epsilon of objective "
+                "perturbation, whose theorem is about the exact minimiser; or set "
+                f"client_accountant=as_published. Found {self.local_solver!r}."
             )
 
     def build_schedule(self) -> schedule.Schedule | None:

@@ -45,14 +45,16 @@ class ClientStates:
         return dataclasses.replace(self, kept={**self.kept, **new})
 
     def pack(self) -> dict[str, np.ndarray]:
-        """Returns them as arrays by name; nothing where nothing is kept."""
-        if not self.kept:
+        """Returns them as arrays by name; nothing where clients keep nothing."""
+        if not self.initial:
             return {}
         ids = json.dumps(list(self.kept)).encode()
         arrays = {_IDS: np.frombuffer(ids, np.uint8)}
-        for index in range(len(self.initial)):
+        for index, part in enumerate(self.initial):
+            # Without clients too the arrays say what each would have.
             parts = [state[index] for state in self.kept.values()]
-            arrays[f"{_PART}{index}"] = np.stack(parts)
+            empty = np.empty([0, *part.shape], part.dtype)
+            arrays[f"{_PART}{index}"] = np.stack(parts) if parts else empty
         return arrays
 
     def unpack(self, arrays: Mapping[str, np.ndarray]) -> "ClientStates":
@@ -61,9 +63,7 @@ class ClientStates:
         Raises:
             ValueError: If the arrays are of other clients' states.
         """
-        if not arrays:
-            return dataclasses.replace(self, kept={})
-        ids = json.loads(arrays[_IDS].tobytes().decode())
+        ids = json.loads(arrays[_IDS].tobytes().decode()) if _IDS in arrays else []
         parts = [arrays[name] for name in arrays if name != _IDS]
         found = [(part.shape, part.dtype) for part in parts]
         wanted = [((len(ids), *part.shape), part.dtype) for part in self.initial]

@@ -13,6 +13,7 @@ def save_training_plot(
     *,
     metric: str,
     title: str,
+    epsilon_column: str = "epsilon",
     epsilon_name: str = "epsilon",
 ) -> None:
     """Draws the test metric against the round and epsilon, and writes it whole.
@@ -22,6 +23,7 @@ def save_training_plot(
         tables: The metrics of each training, by label.
         metric: The name of the test metric.
         title: The title of the figure.
+        epsilon_column: The column of the epsilon.
         epsilon_name: What stands at the axis of epsilon.
     """
     import matplotlib.backends.backend_agg as agg
@@ -39,7 +41,7 @@ def save_training_plot(
             for number, value, epsilon in zip(
                 metrics.read_column("round"),
                 metrics.read_column(column),
-                metrics.read_column("epsilon"),
+                metrics.read_column(epsilon_column),
                 strict=True,
             )
             if value

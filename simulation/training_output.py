@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import pathlib
 import sys
 import time
@@ -19,6 +20,19 @@ _EVENTS_NAME = "tensorboard"
 _PROGRESS_SECONDS = {True: 0.2, False: 20.0}
 # The clients of a round, which may be long or short.
 _CLIENTS_SECONDS = {True: 0.5, False: 60.0}
+
+
+_is_hidden = contextvars.ContextVar("is_hidden", default=False)
+
+
+@contextlib.contextmanager
+def hide_progress() -> Iterator[None]:
+    """Shows no bar of a training's rounds inside the block."""
+    token = _is_hidden.set(True)
+    try:
+        yield
+    finally:
+        _is_hidden.reset(token)
 
 
 class Releases:
@@ -78,6 +92,7 @@ def show_progress(label: str, done: int, total: int) -> Iterator[tqdm.tqdm]:
         unit="round",
         mininterval=_PROGRESS_SECONDS[sys.stderr.isatty()],
         dynamic_ncols=True,
+        disable=_is_hidden.get(),
     ) as bar:
         yield bar
 
@@ -87,7 +102,8 @@ class ClientProgress:
 
     def __init__(self, bar: tqdm.tqdm) -> None:
         self._bar = bar
-        self._label = bar.desc
+        # A hidden bar has no description.
+        self._label = getattr(bar, "desc", "")
         self._shown = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
@@ -108,6 +124,7 @@ def summarize_row(
         ("train_loss", "loss"),
         (f"test_{metric}", metric),
         ("epsilon", epsilon_name),
+        ("client_epsilon_max", f"client epsilon max ({row.get('client_accountant')})"),
     ):
         value = row.get(name)
         if isinstance(value, float):

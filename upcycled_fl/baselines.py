@@ -187,7 +187,7 @@ class FedDyn(FederatedAveraging):
     `participation` alpha (mean update) to it, and steps by the mean update + h / alpha.
     alpha is the proximal strength. Clients send their updates alone.
 
-    Source: Acar et al. 2021 (FedDyn), algorithm 1 (its h is -h here).
+    Source: Acar et al. 2021 (FedDyn), algorithm 1.
 
     Attributes:
         participation: |S| / N, the part of all clients that joins a round.

@@ -1,69 +1,47 @@
-"""Tests for run_upcycled_fl: its flags, its even steps, and what they cost."""
+"""Tests for run_upcycled_fl: flags, even steps, algorithms, resuming, mechanisms."""
 
 import contextlib
 import dataclasses
-import io
 import json
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 from absl import flags
 
-from scripts import run_distributed_dp, run_upcycled_fl, upcycled_training
-from scripts.flags import build_config
-from scripts.upcycled_config import UpcycledConfig
-from tests.scripts import runs
-from upcycled_fl import schedule
+from distributed_dp.rotation import RotationKind, build_rotation
+from scripts import run_distributed_dp
+from scripts.training_config import TrainingConfig
+from scripts.upcycled_config import ALGORITHMS, UpcycledConfig
+from simulation import client_data, client_states, ledger
+from tests.scripts import runs, upcycled_runs
+from tests.scripts.upcycled_runs import (
+    COMMAND,
+    define,
+    parse,
+    read_metrics,
+    read_rows,
+    read_summary,
+    read_weights,
+)
+from upcycled_fl import accounting, schedule
 
-COMMAND = [sys.executable, "-m", "scripts.run_upcycled_fl"]
-# Small enough for a test, unless something later on the line says otherwise.
-TINY = ("--total_rounds=2", "--client_epochs=2", "--seed=1")
-PRIVATE = ("--mechanism=ddgauss", "--client_weighting=uniform", "--bits=20")
-
-
-def define() -> flags.FlagValues:
-    values = flags.FlagValues()
-    run_upcycled_fl.define_flags(values)
-    return values
-
-
-def parse(*arguments: str) -> UpcycledConfig:
-    values = define()
-    values(["run_upcycled_fl", *arguments])
-    return build_config(UpcycledConfig, values)
+PRIVATE = ("--task=synthetic_20", "--client_weighting=uniform", "--bits=16")
+# What an algorithm needs beside its name.
+EXTRA = {"pfedme": ("--proximal_mu=0", "--upcycled_coefficient=0.5")}
+TITLES = {
+    "fedavg": "FedProx",
+    "fednova": "FedNova",
+    "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
+    "pfedme": "pFedMe",
+}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Runs the program in this process, the same flags once for all tests.
-
-    Returns the outcome and what was printed.
-    """
-    folder, finished = tmp_path_factory.mktemp("upcycled"), {}
-
-    def run_once(*arguments: str):
-        if arguments not in finished:
-            root, out = folder / str(len(finished)), io.StringIO()
-            with contextlib.redirect_stdout(out):
-                outcome = upcycled_training.run(
-                    parse(*TINY, f"--output_root={root}", *arguments)
-                )
-            finished[arguments] = outcome, out.getvalue()
-        return finished[arguments]
-
-    return run_once
-
-
-def read_weights(outcome) -> list[bytes]:
-    (result,) = outcome.results.values()
-    return [np.asarray(weight).tobytes() for weight in result.weights]
-
-
-def read_metrics(outcome) -> bytes:
-    return (outcome.folder / "metrics.csv").read_bytes()
+    return upcycled_runs.Runner(tmp_path_factory.mktemp("upcycled"))
 
 
 class TestFlags:
@@ -74,13 +52,24 @@ class TestFlags:
     def test_all_flags_of_run_distributed_dp_are_taken(self):
         theirs = flags.FlagValues()
         run_distributed_dp.define_flags(theirs)
-        assert set(define()) - set(theirs) == {
-            "upcycled",
-            "upcycled_lambda",
-            "lambda_schedule",
-            "upcycled_coefficient",
-        }
         assert set(theirs) < set(define())
+        ours = {field.name for field in dataclasses.fields(UpcycledConfig)}
+        shared = {field.name for field in dataclasses.fields(TrainingConfig)}
+        assert set(define()) - set(theirs) == ours - shared != set()
+
+    def test_choices_are_those_of_the_library(self):
+        def read(name: str) -> list[str]:
+            return list(define()[name].parser.enum_values)
+
+        def list_values(kind) -> list[str]:
+            return [member.value for member in kind]
+
+        assert read("algorithm") == list(ALGORITHMS) == list(TITLES)
+        assert read("client_accountant") == list_values(accounting.Accountant)
+        assert sorted(read("client_epsilon_target")) == sorted(
+            list_values(accounting.EpsilonTarget)
+        )
+        assert read("perturbation") == ["none", *list_values(accounting.Perturbation)]
 
     def test_the_bare_command_is_the_papers_setting(self):
         config = parse()
@@ -251,22 +240,181 @@ class TestEvenSteps:
         assert read_weights(given) != read_weights(other)
 
 
-class TestPrivacy:
-    def test_even_steps_are_not_charged(self, run):
-        runs_by_flag = {
-            flag: run(*PRIVATE, flag)
-            for flag in ("--noupcycled", "--upcycled_coefficient=0.5")
-        }
-        (baseline, plain), (upcycled, told) = (
-            (runs.read_rows(outcome.folder), out)
-            for outcome, out in runs_by_flag.values()
+@pytest.fixture(scope="module")
+def recorded(run):
+    """Runs with an algorithm once. Returns the outcome, what was printed, and whom the
+    program asked to work in which round: client, order of its examples, epochs."""
+    found = {}
+
+    def run_once(name: str, *arguments: str):
+        if (name, *arguments) not in found:
+            asked, load = [], client_data.ClientLoader.__call__
+
+            def watch(loader, key):
+                epochs = client_data.count_epochs(key, loader.num_epochs)
+                asked.append((key.client_id, key.batch_seed.tobytes(), epochs))
+                return load(loader, key)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(client_data.ClientLoader, "__call__", watch)
+                outcome, out = run(
+                    f"--algorithm={name}",
+                    "--task=synthetic_20_iid",
+                    "--client_epochs=3",
+                    "--client_lr=0.1",
+                    *EXTRA.get(name, ()),
+                    *arguments,
+                )
+            found[(name, *arguments)] = outcome, out, sorted(asked)
+        return found[(name, *arguments)]
+
+    return run_once
+
+
+class TestAlgorithms:
+    @pytest.mark.parametrize("name", ALGORITHMS)
+    def test_two_rounds(self, recorded, name):
+        outcome, out, _ = recorded(name)
+        assert f"algorithm   {TITLES[name]}\n" in out
+        assert [row["round"] for row in read_rows(outcome)] == ["1", "2"]
+        assert (
+            json.loads((outcome.folder / "config.json").read_text())["flags"][
+                "algorithm"
+            ]
+            == name
         )
-        epsilons = [row["epsilon"] for row in baseline]
-        assert [row["epsilon"] for row in upcycled] == epsilons
+        (result,) = outcome.results.values()
+        # It learns: 10 classes, zero at first; the largest has 0.22 of the examples.
+        assert result.final["loss"] < np.log(10)
+        assert result.final["accuracy"] > 0.35
+        # Nobody's model but its own.
+        others = [recorded(other)[0] for other in ALGORITHMS if other != name]
+        assert read_weights(outcome) not in [read_weights(other) for other in others]
+
+    def test_all_meet_the_same_clients_and_stragglers(self, recorded):
+        _, _, wanted = recorded("fedavg")
+        for name in ALGORITHMS:
+            outcome, _, asked = recorded(name)
+            assert asked == wanted
+            (result,) = outcome.results.values()
+            joined = result.ledger_state.join_counts
+            assert joined.sum() == len(asked) == 2 * 9
+            for index, count in enumerate(joined):
+                clients = [client for client, *_ in asked]
+                assert clients.count(f"device_{index:03d}") == count
+        # Half are stragglers, of one or two epochs; another seed has others.
+        assert {epochs for *_, epochs in wanted} == {1, 2, 3}
+        assert recorded("fedavg", "--seed=2")[2] != wanted
+
+    def test_own_models_are_written_where_there_are_some(self, recorded):
+        name = "test_users_own_models"
+        for algorithm in ALGORITHMS:
+            outcome, out, _ = recorded(algorithm)
+            has_own = algorithm == "pfedme"
+            assert (outcome.folder / f"{name}.csv").exists() is has_own
+            assert (read_summary(outcome)[name] is not None) is has_own
+            assert ("each with its own model" in out) is has_own
+        outcome, out, asked = recorded("pfedme")
+        own, common = (
+            {row["client_id"]: row for row in upcycled_runs.read_clients(path)}
+            for path in (
+                outcome.folder / f"{name}.csv",
+                outcome.folder / "test_users.csv",
+            )
+        )
+        assert str(outcome.folder / f"{name}.csv") in out
+        assert set(own) == set(common) and len(own) == 30
+        # Who never took part has the common model.
+        took_part = {client_id for client_id, *_ in asked}
+        for client_id in own:
+            assert (own[client_id] != common[client_id]) is (client_id in took_part)
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing may run afterwards."""
+
+
+class TestResuming:
+    ARGUMENTS = ("--total_rounds=4", "--task=synthetic_20", "--client_epochs=3")
+
+    def run_killed(self, folder, *arguments: str) -> None:
+        """Ends in the third round, after the clients' work and before it counts."""
+        close = ledger.PrivacyLedger.close_round
+
+        def fail(self, *args, **kwargs):
+            if self.state.rounds_completed == 2:
+                raise Killed
+            return close(self, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(ledger.PrivacyLedger, "close_round", fail)
+            upcycled_runs.run(folder, *arguments)
+        assert len(runs.read_rows(folder / "run")) == 2
+
+    @pytest.mark.parametrize("name", ["scaffold", "pfedme"])
+    def test_what_clients_keep_outlives_a_kill(self, run, tmp_path, monkeypatch, name):
+        arguments = (f"--algorithm={name}", *EXTRA.get(name, ()), *self.ARGUMENTS)
+        whole, _ = run(*arguments)
+        self.run_killed(tmp_path, *arguments)
+        resumed = upcycled_runs.run(tmp_path, *arguments)
+        assert read_metrics(resumed) == read_metrics(whole)
+        assert read_weights(resumed) == read_weights(whole)
+        for file in ("results.json", "test_users.csv", "ledger.json"):
+            expected = (whole.folder / file).read_bytes()
+            assert (resumed.folder / file).read_bytes() == expected
+
+    def test_clients_that_forget_are_noticed(self, run, tmp_path, monkeypatch):
+        """What the test above would see."""
+        arguments = ("--algorithm=scaffold", *self.ARGUMENTS)
+        whole, _ = run(*arguments)
+        self.run_killed(tmp_path, *arguments)
+        monkeypatch.setattr(
+            client_states.ClientStates, "unpack", lambda states, arrays: states
+        )
+        resumed = upcycled_runs.run(tmp_path, *arguments)
+        assert read_metrics(resumed) != read_metrics(whole)
+        assert read_weights(resumed) != read_weights(whole)
+
+
+class TestMechanisms:
+    UPCYCLED = "--upcycled_coefficient=0.5"
+
+    @pytest.mark.parametrize(
+        "mechanism",
+        ["ddgauss", "gaussian", pytest.param("skellam", marks=pytest.mark.slow)],
+    )
+    def test_even_steps_are_not_charged(self, run, mechanism):
+        private = (f"--mechanism={mechanism}", *PRIVATE)
+        (baseline, plain), (upcycled, told) = (
+            run(*private, flag) for flag in ("--noupcycled", self.UPCYCLED)
+        )
+        epsilons = [row["epsilon"] for row in read_rows(baseline)]
+        assert [row["epsilon"] for row in read_rows(upcycled)] == epsilons
         assert 0 < float(epsilons[0]) < float(epsilons[1]) <= 6
-        for rows in (baseline, upcycled):
+        for outcome in (baseline, upcycled):
+            rows = read_rows(outcome)
             assert [row["rounds_spent"] for row in rows] == ["1", "2"]
-            assert {row["mechanism"] for row in rows} == {"ddgauss"}
-        assert upcycled != baseline
+            assert {row["mechanism"] for row in rows} == {mechanism}
+        one, two = (read_summary(outcome) for outcome in (baseline, upcycled))
+        assert one["privacy"] == two["privacy"] and one["privacy"]
+        assert one["server_privacy"] == two["server_privacy"]
+        assert read_metrics(upcycled) != read_metrics(baseline)
         text = "it uses released results alone and is not charged"
         assert text in told and text not in plain
+        # Clients add no noise of their own.
+        assert one["client_privacy"] is None and "client_epsilon_max" not in rows[0]
+
+    def test_all_that_scaffold_sends_is_paid_for(self, run):
+        private = ("--mechanism=ddgauss", *PRIVATE, self.UPCYCLED)
+        average, _ = run(*private)
+        scaffold, out = run(*private, "--algorithm=scaffold")
+        # 20 features and a bias for 10 classes; control variates as many.
+        for outcome, dim, padded_dim in ((average, 210, 256), (scaffold, 420, 512)):
+            assert build_rotation(RotationKind.HADAMARD, dim).padded_dim == padded_dim
+            assert read_summary(outcome)["bits_per_client"] == 16 * padded_dim
+        (statement, *_) = read_summary(scaffold)["privacy"]
+        assert 0 < statement["epsilon"] <= 6
+        assert "Privacy, analyst of the released models: epsilon = 6 at delta = " in out
+        assert "512 coordinates" in out and "8,192" in out
+        keeps = "does not cover: what clients keep to themselves"
+        assert keeps in out and keeps not in run(*private)[1]

@@ -99,9 +99,7 @@ class Scaffold(Rule):
     share: float
 
     def work(self, client, x, shared, state):
-        y, met = self.descend(
-            client, x, lambda w: shared - state + self.mu * (w - x)
-        )
+        y, met = self.descend(client, x, lambda w: shared - state + self.mu * (w - x))
         if not len(met):
             new = state
         elif self.momentum or self.mu:
@@ -184,9 +182,7 @@ def run_rounds(
         total: Any = 0.0
         new = dict(states)
         for size, (index, client) in zip(sizes, clients.items(), strict=True):
-            message, new[index] = rule.work(
-                client, x, shared, states.get(index, start)
-            )
+            message, new[index] = rule.work(client, x, shared, states.get(index, start))
             total += size / sum(sizes) * send(np.concatenate(message))
         ends = np.cumsum([len(part) for part in message])[:-1]
         x, shared = rule.serve(x, shared, np.split(total, ends))
