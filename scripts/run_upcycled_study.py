@@ -3,7 +3,7 @@
 --study=table1 repeats the synthetic part of the paper's Table 1; claims tests whether
 Upcycled-FL leads FedProx, and FedProx with a server learning rate, at equal client
 rounds and at equal server steps; figures draws the convergence and the effect of
-lambda.
+lambda; private adds the clients' own noise, for figure 3 and at equal epsilon.
 
   python -m scripts.run_upcycled_study --seeds=1
   python -m scripts.run_upcycled_study --data_folder=FOLDER \\
@@ -11,7 +11,7 @@ lambda.
 
 Without --data_folder the data are generated, by the same law, and every output says
 so. All algorithms see the same cohorts, stragglers and batches at one seed. The same
-command takes up its own unfinished study, run by run. Nothing here is private.
+command takes up its own unfinished study, run by run. Only --study=private adds noise.
 """
 
 from absl import flags
@@ -58,6 +58,25 @@ def _define_grid_flags(values: flags.FlagValues) -> None:
             "values of lambda, for --study=figures",
             flags.FloatParser(),
         ),
+        (
+            "noises",
+            "output,objective",
+            "where clients add noise, for --study=private",
+            flags.EnumParser(["output", "objective"]),
+        ),
+        (
+            "noise_levels",
+            "0.8,20",
+            "Upcycled-FL's for each of --noises: sigma of output noise, alpha of the "
+            "objective's",
+            flags.FloatParser(),
+        ),
+        (
+            "baseline_noise_levels",
+            "1,10",
+            "FedProx's, in the paper's figure 3",
+            flags.FloatParser(),
+        ),
     ):
         axis_flag.define_axis(name, default, text, item=item, values=values)
 
@@ -67,7 +86,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_enum(
         "study",
         "table1",
-        ["table1", "claims", "figures"],
+        ["table1", "claims", "figures", "private"],
         "what is measured",
         flag_values=values,
     )
@@ -114,6 +133,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     for name, value, text in (
         ("straggler_rate", 0.9, "probability that a client is a straggler"),
         ("client_momentum", 0.5, "momentum of the clients' SGD"),
+        ("model_clip", 10.0, "norm of a client's model under output noise"),
+        ("client_delta", 1e-3, "delta of output noise"),
     ):
         flags.DEFINE_float(name, value, text, flag_values=values)
     flags.DEFINE_string(

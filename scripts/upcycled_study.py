@@ -12,7 +12,12 @@ from typing import Any
 
 import tqdm
 
-from scripts import flags, upcycled_study_plot, upcycled_study_report
+from scripts import (
+    flags,
+    upcycled_study_plot,
+    upcycled_study_private,
+    upcycled_study_report,
+)
 from scripts.upcycled_study_claims import (
     Comparison,
     choose_client_rates,
@@ -129,6 +134,7 @@ def _measure(progress: _Progress) -> Findings:
     with process.user_input():
         rates = choose_client_rates(config, curves)
     factors: Mapping[tuple[str, float], float] = {}
+    private: Mapping[tuple[str, str, float], float] = {}
     comparisons: Sequence[Comparison] = ()
     if config.kind is Study.CLAIMS:
         _train_all(progress, "choosing server rates", list_factor_runs(config, rates))
@@ -136,6 +142,13 @@ def _measure(progress: _Progress) -> Findings:
             factors = choose_server_factors(config, rates, curves)
         _train_all(progress, "runs", list_claim_runs(config, rates, factors))
         comparisons = compare(config, rates, factors, curves)
+    elif config.kind is Study.PRIVATE:
+        runs = upcycled_study_private.list_factor_runs(config, rates)
+        _train_all(progress, "choosing server rates", runs)
+        with process.user_input():
+            private = upcycled_study_private.choose_factors(config, rates, curves)
+        runs = upcycled_study_private.list_runs(config, rates, private)
+        _train_all(progress, "runs", runs)
     else:
         _train_all(progress, "runs", list_table_runs(config, rates))
     if config.kind is Study.FIGURES:
@@ -148,6 +161,7 @@ def _measure(progress: _Progress) -> Findings:
         runs=progress.runs,
         curves=curves,
         comparisons=comparisons,
+        private_factors=private,
     )
 
 

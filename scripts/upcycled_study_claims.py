@@ -134,7 +134,7 @@ def choose_client_rates(
         loss = curves[run.key].get(_CRITERION)
         scores[run.data].setdefault(run.client_lr, []).append(loss)
     return {
-        data: _choose(
+        data: choose_least(
             {rate: float(np.mean(losses)) for rate, losses in found.items()},
             f"`client_lr_grid` for the data {data}",
         )
@@ -155,7 +155,7 @@ def choose_server_factors(
         found = scores.setdefault((run.data, run.mu), {})
         found[run.server_factor] = curves[run.key].get(_CRITERION)
     return {
-        pair: _choose(found, f"`server_factor_grid` for data and mu {pair}")
+        pair: choose_least(found, f"`server_factor_grid` for data and mu {pair}")
         for pair, found in scores.items()
     }
 
@@ -216,7 +216,7 @@ def count_verdicts(
     return counts
 
 
-def _choose(scores: Mapping[float, float], name: str) -> float:
+def choose_least(scores: Mapping[float, float], name: str) -> float:
     """Returns the value with the least score, the first of equals."""
     finite = {value: score for value, score in scores.items() if np.isfinite(score)}
     if not finite:

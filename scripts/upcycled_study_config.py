@@ -28,11 +28,20 @@ class Study(enum.Enum):
     TABLE1: The paper's Table 1, synthetic data.
     CLAIMS: Whether Upcycled-FL leads FedProx with and without a server learning rate.
     FIGURES: Convergence, and the effect of lambda.
+    PRIVATE: Accuracy and epsilon under clients' own noise, the paper's figure 3.
     """
 
     TABLE1 = "table1"
     CLAIMS = "claims"
     FIGURES = "figures"
+    PRIVATE = "private"
+
+
+class Noise(enum.Enum):
+    """Where clients add noise of their own."""
+
+    OUTPUT = "output"
+    OBJECTIVE = "objective"
 
 
 class Loss(enum.Enum):
@@ -90,6 +99,8 @@ class Run:
         mu: The strength of the proximal term; 0 for FedAvg alone.
         lambda_value: lambda of the even steps; None without them.
         server_factor: The server's learning rate; 1 is the baseline itself.
+        noise: Where clients add noise; None for none.
+        noise_level: sigma of output noise, alpha of the objective's.
     """
 
     data: str
@@ -100,6 +111,8 @@ class Run:
     mu: float = 0.0
     lambda_value: float | None = None
     server_factor: float = 1.0
+    noise: Noise | None = None
+    noise_level: float | None = None
 
     def __post_init__(self) -> None:
         if (self.mu == 0) is not (self.algorithm is Algorithm.FEDAVG):
@@ -127,6 +140,8 @@ class Run:
             parts.append(f"lambda{self.lambda_value!r}")
         if self.server_factor != 1:
             parts.append(f"server{self.server_factor!r}")
+        if self.noise is not None:
+            parts.append(f"{self.noise.value}{self.noise_level:.6g}x{self.rounds}")
         return "-".join([*parts, f"lr{self.client_lr!r}", f"seed{self.seed}"])
 
 
@@ -154,6 +169,11 @@ class StudyConfig:
     data_seed: int
     straggler_rate: float
     client_momentum: float
+    noises: tuple[str, ...]
+    noise_levels: tuple[float, ...]
+    baseline_noise_levels: tuple[float, ...]
+    model_clip: float
+    client_delta: float
     output_root: str
     experiment: str | None
 
@@ -192,8 +212,21 @@ class StudyConfig:
                 "`selection_seed` must not be among `seeds`: learning rates are chosen "
                 f"on runs that are not reported. Found {self.selection_seed!r}."
             )
-        if self.kind is Study.CLAIMS:
+        if self.kind in (Study.CLAIMS, Study.PRIVATE):
             self._check_claims()
+        for name in ("noise_levels", "baseline_noise_levels"):
+            if len(getattr(self, name)) != len(self.noises):
+                raise ValueError(
+                    f"`{name}` must have a value for each of `noises`. Found "
+                    f"{getattr(self, name)!r}."
+                )
+            for value in getattr(self, name):
+                _check_positive(name, value)
+        _check_positive("model_clip", self.model_clip)
+        if not 0 < self.client_delta < 1:
+            raise ValueError(
+                f"`client_delta` must be in (0, 1). Found {self.client_delta!r}."
+            )
         if self.experiment is not None:
             run_flags.check_experiment(self.experiment)
         if not self.output_root:
@@ -223,7 +256,7 @@ class StudyConfig:
             and (self.total_rounds, self.clients_per_round) == (80, 9)
             and (self.client_epochs, self.batch_size) == (20, 32)
             and (self.straggler_rate, self.client_momentum) == (0.9, 0.5)
-            and self.upcycled_lambda is None
+            and all(LAMBDAS.get(mu) == value for mu, value in self.lambdas.items())
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -237,7 +270,8 @@ class StudyConfig:
         """Returns a run of the study's rounds, Upcycled-FL's with the lambda of mu."""
         if algorithm is Algorithm.UPCYCLED and "lambda_value" not in choices:
             choices["lambda_value"] = self.lambdas[choices["mu"]]
-        return Run(data=data, algorithm=algorithm, rounds=self.total_rounds, **choices)
+        choices.setdefault("rounds", self.total_rounds)
+        return Run(data=data, algorithm=algorithm, **choices)
 
     def _check_lambda(self) -> None:
         if self.upcycled_lambda is None:
@@ -262,13 +296,14 @@ class StudyConfig:
     def _check_claims(self) -> None:
         if len(self.seeds) < 2:
             raise ValueError(
-                "`seeds` must be at least 2 for --study=claims, or there is no "
+                f"`seeds` must be at least 2 for --study={self.study}, or there is no "
                 f"interval. Found {self.seeds!r}."
             )
         if self.total_rounds % 2:
             raise ValueError(
-                "`total_rounds` must be even for --study=claims: at equal server steps "
-                f"Upcycled-FL has half of the rounds. Found {self.total_rounds!r}."
+                f"`total_rounds` must be even for --study={self.study}: at equal "
+                "server steps Upcycled-FL has half of the rounds. Found "
+                f"{self.total_rounds!r}."
             )
 
 

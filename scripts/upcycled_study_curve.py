@@ -22,6 +22,8 @@ _RUN_FIELDS = (
     "mu",
     "lambda_value",
     "server_factor",
+    "noise",
+    "noise_level",
     "client_lr",
     "seed",
     "rounds",
@@ -117,7 +119,10 @@ def build_row(run: Run, curve: Curve, *, loss: str, source: str) -> Row:
         loss: The name of the loss.
         source: Where the data come from.
     """
-    fields = dataclasses.asdict(run) | {"algorithm": run.algorithm.value}
+    fields = dataclasses.asdict(run) | {
+        "algorithm": run.algorithm.value,
+        "noise": None if run.noise is None else run.noise.value,
+    }
     row: dict[str, table.Scalar] = {name: fields[name] for name in _RUN_FIELDS}
     row |= {name: curve.get(name) for name in METRICS}
     odd = curve.odd_values

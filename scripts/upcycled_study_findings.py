@@ -27,6 +27,8 @@ class Findings:
         runs: The runs, by their keys.
         curves: What they left, by their keys.
         comparisons: Those of claims; none of other studies.
+        private_factors: FedProx's server learning rate for each (data, noise, mu), of
+            the private study alone.
     """
 
     config: StudyConfig
@@ -36,6 +38,9 @@ class Findings:
     runs: Mapping[str, Run]
     curves: Mapping[str, Curve]
     comparisons: Sequence[Comparison]
+    private_factors: Mapping[tuple[str, str, float], float] = dataclasses.field(
+        default_factory=dict
+    )
 
     @property
     def is_generated(self) -> bool:

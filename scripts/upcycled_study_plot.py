@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scripts import upcycled_study_private_report
 from scripts.upcycled_study_claims import CONFIDENCE, Budget, Opponent
 from scripts.upcycled_study_config import Algorithm, Study
 from scripts.upcycled_study_curve import Curve
@@ -19,7 +20,7 @@ from scripts.upcycled_study_findings import (
     build_lambda_table,
     build_table,
 )
-from scripts.upcycled_study_report import describe_loss, join
+from scripts.upcycled_study_report import build_private_rows, describe_loss, join
 
 _COLORS = {
     Algorithm.FEDAVG: "tab:gray",
@@ -35,6 +36,8 @@ def save_plots(path: pathlib.Path, findings: Findings) -> list[pathlib.Path]:
     config = findings.config
     if config.kind is Study.CLAIMS:
         return [_save_claims(path / "claims.png", findings)]
+    if config.kind is Study.PRIVATE:
+        return [_save_private(path / "private.png", findings)]
     files = [
         _save_convergence(
             path / f"convergence_{data}_mu{mu!r}.png", findings, data=data, mu=mu
@@ -135,6 +138,17 @@ def _save_claims(path: pathlib.Path, findings: Findings) -> pathlib.Path:
                 f"test accuracy, points: Upcycled-FL minus opponent, {CONFIDENCE:.0%}",
                 fontsize="small",
             )
+    return _save(figure, path)
+
+
+def _save_private(path: pathlib.Path, findings: Findings) -> pathlib.Path:
+    """Draws accuracy against epsilon, the paper's figure 3."""
+    config = findings.config
+    size = (1 + 3.2 * len(config.data), 0.8 + 2.8 * len(config.noises))
+    figure, axes = _start_figure(
+        len(config.noises), len(config.data), size=size, findings=findings
+    )
+    upcycled_study_private_report.save_plot(axes, config, build_private_rows(findings))
     return _save(figure, path)
 
 

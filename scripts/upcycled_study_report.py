@@ -6,7 +6,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scripts import upcycled_study_paper
+from scripts import (
+    upcycled_study_paper,
+    upcycled_study_private,
+    upcycled_study_private_report,
+)
 from scripts.upcycled_study_claims import (
     CONFIDENCE,
     Budget,
@@ -66,12 +70,27 @@ def describe_run(
         f"{config.client_epochs} epochs, batches of {config.batch_size}, momentum "
         f"{config.client_momentum:g},\nstragglers {config.straggler_rate:g}; weights "
         f"by examples; initial weights {config.initial_weights}",
-        "privacy": "none: no noise is added, nothing is clipped",
+        "privacy": _describe_privacy(config),
         "randomness": f"reproducible: root seeds {join(config.seeds)}; at one seed "
         "all algorithms see\nthe same cohorts, stragglers and batches",
         "output": str(folder),
     }
     return _format_lines(lines)
+
+
+def _describe_privacy(config: StudyConfig) -> str:
+    if config.kind is not Study.PRIVATE:
+        return "none: no noise is added, nothing is clipped"
+    levels = zip(
+        config.noises, config.noise_levels, config.baseline_noise_levels, strict=True
+    )
+    text = "; ".join(f"{name}: {ours:g}, {theirs:g}" for name, ours, theirs in levels)
+    return (
+        f"clients' own noise, Upcycled-FL's and FedProx's in figure 3: {text};\n"
+        f"models clipped to {config.model_clip:g} under output noise, delta "
+        f"{config.client_delta:g}. The seeds are known: no epsilon holds against\n"
+        "those who know them"
+    )
 
 
 def describe_loss(config: StudyConfig) -> str:
@@ -89,6 +108,10 @@ def describe_results(findings: Findings) -> str:
     blocks = ["\n".join(header)]
     if config.kind is Study.CLAIMS:
         blocks += _describe_claims(findings)
+    elif config.kind is Study.PRIVATE:
+        rows = build_private_rows(findings)
+        comparisons = upcycled_study_private.compare(config, rows)
+        blocks += upcycled_study_private_report.describe(config, rows, comparisons)
     else:
         blocks += _describe_table(findings)
     if config.kind is Study.FIGURES:
@@ -155,11 +178,29 @@ def summarize_results(findings: Findings) -> dict[str, Any]:
                 findings.comparisons
             ).items()
         ]
+    elif config.kind is Study.PRIVATE:
+        rows = build_private_rows(findings)
+        found = upcycled_study_private.compare(config, rows)
+        summary["private"] = [upcycled_study_private.to_json(row) for row in rows]
+        summary["comparisons"] = [_to_json(one) for one in found]
     else:
         summary["table"] = [_to_json(row) for row in build_table(findings)]
     if config.kind is Study.FIGURES:
         summary["lambda"] = [_to_json(row) for row in build_lambda_table(findings)]
     return summary
+
+
+def build_private_rows(
+    findings: Findings,
+) -> list[upcycled_study_private.PrivateRow]:
+    """Returns the rows of the private study."""
+    return upcycled_study_private.build_rows(
+        findings.config,
+        findings.data,
+        findings.rates,
+        findings.private_factors,
+        findings.curves,
+    )
 
 
 def _describe_table(findings: Findings) -> list[str]:

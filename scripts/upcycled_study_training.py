@@ -13,15 +13,18 @@ from scripts.upcycled_study_config import (
     Algorithm,
     InitialWeights,
     Loss,
+    Noise,
     Run,
     StudyConfig,
 )
 from scripts.upcycled_study_curve import METRICS, Curve
 from scripts.upcycled_study_data import StudyData
 from simulation import client_data, cohort, execution, image_models, learning, seeds
+from simulation.algorithm import FederatedAveraging
 from simulation.model import Model
-from upcycled_fl import finalizer, schedule
+from upcycled_fl import accounting, finalizer, schedule
 from upcycled_fl import learning as upcycled_learning
+from upcycled_fl.private_averaging import PrivateAveraging
 
 # The engine keeps 64 programs, of which a process has two.
 _KEPT_PROCESSES = 24
@@ -41,6 +44,9 @@ class Recipe:
         mu: As in Run.
         lambda_value: As in Run.
         server_factor: As in Run.
+        noise: As in Run.
+        noise_level: As in Run.
+        model_clip: The norm of a client's model under output noise.
     """
 
     shape: tuple[int, int]
@@ -50,6 +56,9 @@ class Recipe:
     mu: float
     lambda_value: float | None
     server_factor: float
+    noise: Noise | None = None
+    noise_level: float | None = None
+    model_clip: float = 1.0
 
 
 def build_recipe(run: Run, config: StudyConfig, *, shape: tuple[int, int]) -> Recipe:
@@ -62,6 +71,9 @@ def build_recipe(run: Run, config: StudyConfig, *, shape: tuple[int, int]) -> Re
         mu=run.mu,
         lambda_value=run.lambda_value,
         server_factor=run.server_factor,
+        noise=run.noise,
+        noise_level=run.noise_level,
+        model_clip=config.model_clip,
     )
 
 
@@ -71,8 +83,7 @@ def build_process(
 ) -> tuple[tff.learning.templates.LearningProcess, Any]:
     """Returns the learning process of a recipe, and its first state.
 
-    Clients count by their numbers of examples. Perturbations of the clients' models
-    would come in here, with fields of their own in Run and Recipe.
+    Clients count by their numbers of examples.
     """
     model = build_model(recipe.loss, recipe.shape)
     common: dict[str, Any] = {
@@ -83,9 +94,9 @@ def build_process(
         "initial_weights": build_initial_weights(
             InitialWeights.ZEROS, recipe.shape, seed=0
         ),
-        "proximal_strength": recipe.mu,
         "measure_clients": False,
     }
+    algorithm = build_algorithm(recipe)
     aggregator = tff.aggregators.MeanFactory()
     if recipe.lambda_value is not None:
         process = upcycled_learning.build_upcycled_fl(
@@ -97,6 +108,7 @@ def build_process(
                 ),
                 num_steps=1,
             ),
+            algorithm=algorithm,
             **common,
         )
     else:
@@ -105,10 +117,35 @@ def build_process(
             wrap = functools.partial(
                 finalizer.build_scaled_finalizer, factor=recipe.server_factor
             )
-        process = learning.build_federated_averaging(
-            model, aggregator, wrap_finalizer=wrap, **common
+        process = learning.build_learning_process(
+            model, aggregator, algorithm, wrap_finalizer=wrap, **common
         )
     return process, process.initialize()
+
+
+def build_algorithm(recipe: Recipe) -> FederatedAveraging:
+    """Returns FedAvg or FedProx, with the noise of the recipe."""
+    perturbation = build_perturbation(
+        recipe.noise, recipe.noise_level, mu=recipe.mu, model_clip=recipe.model_clip
+    )
+    if perturbation is None:
+        return FederatedAveraging(proximal_strength=recipe.mu)
+    return PrivateAveraging(proximal_strength=recipe.mu, perturbation=perturbation)
+
+
+def build_perturbation(
+    noise: Noise | None, level: float | None, *, mu: float, model_clip: float
+) -> accounting.OutputPerturbation | accounting.ObjectivePerturbation | None:
+    """Returns what the accountants know of the noise; None for none."""
+    if noise is None or level is None:
+        return None
+    if noise is Noise.OUTPUT:
+        return accounting.OutputPerturbation(l2_clip=model_clip, local_stddev=level)
+    # u_1 and u_2 of a softmax; of a softmax regression the theorem is not.
+    loss = accounting.LinearModelLoss(
+        lipschitz=math.sqrt(2), curvature=0.5, num_outputs=2, max_feature_norm=1.0
+    )
+    return accounting.ObjectivePerturbation(noise_rate=level, mu=mu, loss=loss)
 
 
 def build_model(loss: Loss, shape: tuple[int, int]) -> Model:
@@ -155,6 +192,7 @@ def train(run: Run, data: StudyData, config: StudyConfig) -> Curve:
         tff.learning.models.ModelWeights(trainable=weights, non_trainable=()),
     )
     root = seeds.build_root_seed(run.seed)
+    noise_root = seeds.scope_root(root, f"{config.loss} {run.key}")
     cohorts = cohort.FixedCohort(
         client_ids=data.train.client_ids,
         clients_per_round=config.clients_per_round,
@@ -175,7 +213,7 @@ def train(run: Run, data: StudyData, config: StudyConfig) -> Curve:
                 client_data.derive_key(
                     client_id,
                     root=root,
-                    noise_root=root,
+                    noise_root=noise_root,
                     round_number=number,
                     num_joined=config.clients_per_round,
                     straggler_rate=config.straggler_rate,

@@ -102,7 +102,8 @@ def scale_features(x: tf.Tensor) -> tf.Tensor:
     dim = math.prod(x.shape[1:])
     flat = tf.reshape(tf.cast(x, tf.float64), [-1, dim])
     # float64 holds the square of every float32.
-    z = tf.concat([flat, tf.ones_like(flat[:, :1])], axis=1)
+    # `ones_like` cannot be vectorized over a stack of clients of unknown sizes.
+    z = tf.concat([flat, tf.zeros_like(flat[:, :1]) + 1.0], axis=1)
     norm = tf.norm(z, axis=1, keepdims=True)
     factor = tf.where(tf.math.is_finite(norm), _SHRINKING / tf.maximum(norm, 1.0), 0.0)
     # 0 times NaN or infinity is 0 here.

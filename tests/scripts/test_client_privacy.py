@@ -64,6 +64,12 @@ def compute_output(counts, sizes, *, sigma=SIGMA, factor=1.0) -> np.ndarray:
     return 2 * np.sqrt(a * math.log(1 / DELTA)) + a
 
 
+def compute_delta(ratio: float, epsilon: float) -> float:
+    """Returns delta of Gaussians whose means are `ratio` deviations apart."""
+    tail = special.log_ndtr(-ratio / 2 - epsilon / ratio)
+    return stats.norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(epsilon + tail)
+
+
 def compute_objective(counts, sizes, *, u_1, u_2) -> np.ndarray:
     """Theorem C.2."""
     return counts * (2 * ALPHA * u_1 * MU + 2.8 * u_2) / (sizes * MU)
@@ -131,10 +137,7 @@ class TestEpsilons:
             if not count:
                 assert epsilon == 0
                 continue
-            delta = stats.norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(
-                epsilon + special.log_ndtr(-ratio / 2 - epsilon / ratio)
-            )
-            assert delta == pytest.approx(DELTA, rel=1e-6)
+            assert compute_delta(ratio, epsilon) == pytest.approx(DELTA, rel=1e-6)
 
     def test_proven_output_perturbation_of_exact_minimisers(self):
         """Models are 2 (u_1 / |D_i| + g) / mu apart where that is less than 2 tau."""
@@ -149,10 +152,7 @@ class TestEpsilons:
         for count, distance, epsilon in zip(count_rounds(3), apart, found, strict=True):
             if count:
                 ratio = distance * math.sqrt(count) / 4
-                delta = stats.norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(
-                    epsilon + special.log_ndtr(-ratio / 2 - epsilon / ratio)
-                )
-                assert delta == pytest.approx(DELTA, rel=1e-6) or epsilon == 0
+                assert compute_delta(ratio, epsilon) == pytest.approx(DELTA, rel=1e-6)
 
     def test_objective_perturbation_is_theorem_c2(self, run):
         outcome, _ = run(*OBJECTIVE, RATE, *EVERYBODY)

@@ -91,7 +91,11 @@ class TestFlags:
         assert config.lambdas == upcycled_study_paper.LAMBDAS
         assert (config.total_rounds, config.clients_per_round) == (80, 9)
         assert not config.is_authors_setting
-        assert parse("--loss=double_softmax", "--client_lr=0.05").is_authors_setting
+        theirs = ("--loss=double_softmax", "--client_lr=0.05")
+        assert parse(*theirs).is_authors_setting
+        lambdas = "--upcycled_lambda=0.04,0.12,0.21,0.43"
+        assert parse(*theirs, lambdas).is_authors_setting
+        assert not parse(*theirs, lambdas.replace("43", "42")).is_authors_setting
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

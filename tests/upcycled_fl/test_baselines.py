@@ -73,7 +73,9 @@ class TestPapers:
         case = CASES[name]
         assert find_far(case, runs(name), follow(case)) == []
 
-    @pytest.mark.parametrize("name", RICH)
+    @pytest.mark.parametrize(
+        "name", [pytest.param(RICH[0], marks=pytest.mark.slow), *RICH[1:]]
+    )
     def test_a_stack_of_clients_does_the_same(self, name, monkeypatch):
         case, calls = CASES[name], []
         run_stack = lockstep.Lockstep.run
