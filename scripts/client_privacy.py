@@ -138,10 +138,12 @@ def build_client_privacy(
     caveats += task.caveats
     if config.seed is not None:
         caveats.append(SEEDED_NOTE)
-    build = _build_output if config.perturbation == "output" else _build_objective
+    arguments = (config, model, sizes, releases, target)
     try:
         plan = ClientPrivacyPlan(
-            perturbation=build(config, model, sizes, releases, target),
+            perturbation=_build_output(*arguments)
+            if config.perturbation == "output"
+            else _build_objective(*arguments),
             accountant=config.accountant,
             delta=config.client_delta if config.perturbation == "output" else None,
             num_examples=sizes,

@@ -137,6 +137,13 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         ("client_delta", 1e-3, "delta of output noise"),
     ):
         flags.DEFINE_float(name, value, text, flag_values=values)
+    flags.DEFINE_bool(
+        "equal_epsilon",
+        True,
+        "for --study=private: also FedProx at Upcycled-FL's epsilon; off: the paper's "
+        "figure 3 alone",
+        flag_values=values,
+    )
     flags.DEFINE_string(
         "output_root", "runs", "folder that holds the run folders", flag_values=values
     )

@@ -174,6 +174,7 @@ class StudyConfig:
     baseline_noise_levels: tuple[float, ...]
     model_clip: float
     client_delta: float
+    equal_epsilon: bool
     output_root: str
     experiment: str | None
 

@@ -113,7 +113,6 @@ def list_settings(
     place = config.noises.index(noise.value)
     level, paper = config.noise_levels[place], config.baseline_noise_levels[place]
     whole, half = config.total_rounds, config.total_rounds // 2
-    equal = compute_equal_level(noise, level, mu=mu)
     fedprox = Algorithm.FEDPROX
 
     def build(
@@ -131,9 +130,14 @@ def list_settings(
             server_factor=server_factor,
         )
 
-    return {
+    settings = {
         "upcycled": build("Upcycled-FL", Algorithm.UPCYCLED, half, level),
         "paper": build("FedProx, the paper's noise", fedprox, whole, paper),
+    }
+    if not config.equal_epsilon:
+        return settings
+    equal = compute_equal_level(noise, level, mu=mu)
+    return settings | {
         "steps": build("FedProx, equal epsilon", fedprox, whole, equal),
         "rounds": build("FedProx, half the rounds", fedprox, half, level),
         "tuned": build("FedProx, half, server rate", fedprox, half, level, factor),
@@ -164,8 +168,8 @@ def compute_equal_level(noise: Noise, level: float, *, mu: float) -> float:
 
 def list_factor_runs(config: StudyConfig, rates: Mapping[str, float]) -> list[Run]:
     """Returns FedProx with half the rounds at every server learning rate."""
-    runs = []
-    for data, noise, mu in list_pairs(config):
+    runs: list[Run] = []
+    for data, noise, mu in list_pairs(config) if config.equal_epsilon else []:
         for factor in config.server_factor_grid:
             setting = list_settings(config, noise, mu, factor)["tuned"]
             runs.append(
@@ -201,7 +205,7 @@ def list_runs(
     """Returns all runs that are reported."""
     runs: dict[str, Run] = {}
     for data, noise, mu in list_pairs(config):
-        factor = factors[data, noise.value, mu]
+        factor = factors.get((data, noise.value, mu), 1.0)
         for setting in list_settings(config, noise, mu, factor).values():
             for seed in config.seeds:
                 run = build_run(config, data, noise, mu, setting, rates, seed)
@@ -248,7 +252,7 @@ def build_rows(
     """Returns accuracy and epsilons of every setting."""
     rows = []
     for name, noise, mu in list_pairs(config):
-        factor = factors[name, noise.value, mu]
+        factor = factors.get((name, noise.value, mu), 1.0)
         for setting in list_settings(config, noise, mu, factor).values():
             accuracy = tuple(
                 curves[

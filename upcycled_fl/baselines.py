@@ -35,7 +35,9 @@ class FedNova(FederatedAveraging):
     A client with r times the steps of another moves r times as far; the mean of plain
     updates then favours it. A client sends d_i = update / a_i and a_i, with a_i the sum
     of the weights that its gradients have in its update, momentum and proximal term
-    included; the server steps by (mean a_i) (mean d_i).
+    included; the server steps by (mean a_i) (mean d_i). The paper has the norm of these
+    weights, which is their sum unless strong momentum and a strong proximal term make
+    some of them negative.
 
     Source: Wang et al. 2020 (FedNova), equations 6-8 and section 4.
     """

@@ -7,7 +7,7 @@ on by itself to
   even = odd + c (odd - w) = w + (1 + c) (odd - w),   c = mu / (mu + lambda_m),
 
 computed in the second form: with a constant c it is then, bit for bit, a server that
-multiplies the inner step by 1 + c (`build_scaled_finalizer`).
+multiplies the inner step by the float32 sum of 1 and c (`build_scaled_finalizer`).
 
 Privacy: the even step is a function of what was released before, so that a mechanism
 under the inner aggregate is charged once for the two steps.

@@ -49,6 +49,16 @@ def give_clients_the_cores() -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
+def keep_sums_in_order() -> None:
+    """Adds up in the order that the graphs say.
+
+    TensorFlow's arithmetic optimizer merges sums of three and more tensors into one op,
+    which begins with whichever of them lies in a buffer that nobody else needs any
+    longer: with several threads, the same inputs can give other last digits.
+    """
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+
+
 def describe_devices(names: Sequence[str]) -> str:
     """Returns the devices in a word or two, for people."""
     return ", ".join(name.removeprefix("/device:") for name in names)

@@ -10,7 +10,12 @@ from typing import TypeVar
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation.engine import graph_import, local_evaluation, single_element
+from simulation.engine import (
+    devices,
+    graph_import,
+    local_evaluation,
+    single_element,
+)
 from simulation.engine.graph_cut import Flat
 from simulation.engine.graph_import import Value
 from simulation.engine.local_evaluation import Closure
@@ -40,6 +45,7 @@ class Stage:
             slots: For each call that may overlap others, the device of its ops, None
                 for TensorFlow's choice. A graph with variables is built for each.
         """
+        devices.keep_sums_in_order()
         self.inputs = tuple(inputs)
         self.totals = tuple(totals)
         self.outputs = tuple(outputs)

@@ -20,7 +20,9 @@ def read_header(preset: pathlib.Path) -> str:
 
 # Those of run_upcycled_study are there too.
 PRESETS = [
-    preset for preset in sorted(FOLDER.glob("*.flags")) if PROGRAM in read_header(preset)
+    preset
+    for preset in sorted(FOLDER.glob("*.flags"))
+    if PROGRAM in read_header(preset)
 ]
 # Enough for the program to run; the data of FEMNIST and Sent140 are toys.
 SMALL = ("--total_rounds=2", "--seed=1", "--device=cpu")
@@ -70,7 +72,9 @@ def test_there_are_presets():
     assert len(PRESETS) >= 9
     others = {path.stem for path in FOLDER.glob("*.flags")} - {p.stem for p in PRESETS}
     for name in others:
-        assert "python -m scripts.run_upcycled_" in read_header(FOLDER / f"{name}.flags")
+        assert "python -m scripts.run_upcycled_" in read_header(
+            FOLDER / f"{name}.flags"
+        )
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
@@ -90,20 +94,26 @@ class TestPresets:
             assert "python -m scripts.prepare_data" in text
         assert "TODO" not in text
 
-    def test_two_rounds(self, request, preset, run):
-        if preset.stem in SLOW and not request.config.getoption("markexpr"):
-            pytest.skip
-        outcome, out = run(preset)
-        (result,) = outcome.results.values()
-        assert result.ledger_state.rounds_completed == 2
-        assert "an even step by the server alone after every round" in out
-        summary = read_summary(outcome)
-        config = upcycled_runs.parse(f"--flagfile={preset}")
-        clients = summary["client_privacy"]
-        assert (clients is None) is (config.perturbation == "none")
-        if clients is not None:
-            assert clients["accountant"] == config.client_accountant
-            assert clients["is_proven"] is ("proven" in preset.stem)
-            assert min(clients["num_releases"]) == 2
-            assert clients["epsilon_max"] > 0
-        assert bool(summary["privacy"]) is (config.mechanism != "none")
+
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in SLOW))
+        for p in PRESETS
+    ],
+)
+def test_two_rounds(preset, run):
+    outcome, out = run(preset)
+    (result,) = outcome.results.values()
+    assert result.ledger_state.rounds_completed == 2
+    assert "an even step by the server alone after every round" in out
+    summary = read_summary(outcome)
+    config = upcycled_runs.parse(f"--flagfile={preset}")
+    clients = summary["client_privacy"]
+    assert (clients is None) is (config.perturbation == "none")
+    if clients is not None:
+        assert clients["accountant"] == config.client_accountant
+        assert clients["is_proven"] is ("proven" in preset.stem)
+        assert min(clients["num_releases"]) == 2
+        assert clients["epsilon_max"] > 0
+    assert bool(summary["privacy"]) is (config.mechanism != "none")

@@ -246,6 +246,20 @@ class TestArguments:
             total(tf.data.Dataset.range(3))
 
 
+def test_sums_are_in_the_order_that_is_written(build_context):
+    """TensorFlow's AddN would begin with the term that nobody else needs."""
+    build_context()
+    x, y, z = np.random.default_rng(0).normal(size=[3, 5000]).astype(np.float32)
+
+    @tff.tensorflow.computation(*[tff.TensorType(np.float32, [5000])] * 3)
+    def add(x, y, z):
+        return x + y + 2.0 * z
+
+    found = add(x, y, z)
+    assert np.array_equal(found, (x + y) + 2 * z)
+    assert not np.array_equal(found, x + (y + 2 * z))
+
+
 def test_two_calls_of_one_computation_do_not_share_its_variables(build_context):
     @tff.tensorflow.computation(np.float32)
     def keep(x):
