@@ -5,7 +5,6 @@ appear together: TFF writes a folder under a temporary name and renames it. A di
 tells a damaged checkpoint from a good one.
 """
 
-import asyncio
 import dataclasses
 import hashlib
 import io
@@ -18,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation import client_states, ledger, table
+from simulation import client_states, coroutine, ledger, table
 
 _PREFIX = "round_"
 _KEPT = 2
@@ -62,7 +61,7 @@ class CheckpointFolder:
     def save(self, checkpoint: Checkpoint) -> None:
         """Writes a checkpoint, whole or not at all."""
         version = checkpoint.ledger_state.rounds_completed
-        asyncio.run(self._manager.save(_pack(checkpoint), version))
+        coroutine.run(self._manager.save(_pack(checkpoint), version))
 
     def load_latest(self, initial: Checkpoint) -> Checkpoint:
         """Returns the latest checkpoint, or `initial` where there is none.
@@ -74,7 +73,7 @@ class CheckpointFolder:
             CheckpointError: If the latest checkpoint is damaged or does not fit.
         """
         try:
-            versions = asyncio.run(self._manager.get_versions())
+            versions = coroutine.run(self._manager.get_versions())
         except tf.errors.OpError:
             raise CheckpointError(
                 f"{self._path} is not a folder of checkpoints"
@@ -85,7 +84,7 @@ class CheckpointFolder:
         path = self._path / f"{_PREFIX}{version}"
         template = _pack(initial)
         try:
-            arrays = asyncio.run(self._manager.load(version, template))
+            arrays = coroutine.run(self._manager.load(version, template))
             return _unpack(arrays, initial)
         # What TensorFlow raises for a damaged file depends on where the damage is.
         except Exception as error:

@@ -1,6 +1,5 @@
 """What a training shows people while it runs: a progress bar, events and times."""
 
-import asyncio
 import contextlib
 import contextvars
 import pathlib
@@ -12,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
-from simulation import run_folder, table
+from simulation import coroutine, run_folder, table
 
 _TIMING_NAME = "timing.csv"
 _EVENTS_NAME = "tensorboard"
@@ -58,7 +57,7 @@ class Releases:
         }
 
         with _tensorboard_errors():
-            asyncio.run(self._events.release(values, completed))
+            coroutine.run(self._events.release(values, completed))
         if self._path is not None:
             self._times[completed] = f"{seconds:.4f}"
             lines = ["round,seconds", *(f"{k},{v}" for k, v in self._times.items())]

@@ -31,7 +31,13 @@ from simulation import execution, process
 from tests.scripts.upcycled_studies import TINY, make_arrays, parse, write_files
 
 ROOT = pathlib.Path(__file__).parents[2]
-PRESETS = sorted((ROOT / "configs" / "upcycled_fl").glob("*.flags"))
+PRESETS = [
+    path
+    for path in sorted((ROOT / "configs" / "upcycled_fl").glob("*.flags"))
+    if "scripts.run_upcycled_study" in path.read_text()
+]
+# Where the study is not the preset's first word.
+STUDIES = {"figure3": "private", "equal_epsilon": "private"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,19 +145,19 @@ class TestFlags:
 class TestPresets:
     def test_flags_and_header_agree(self, preset):
         config = parse(f"--flagfile={preset}")
-        assert config.study == preset.stem.partition("_")[0]
+        first = preset.stem.partition("_")[0]
+        assert config.study == STUDIES.get(preset.stem, first)
         lines = preset.read_text().splitlines()
         text = "\n".join(line for line in lines if line.startswith("#"))
         assert f"--flagfile=configs/upcycled_fl/{preset.name}" in text
         for word in ("Setting", "Expected", "Runtime"):
             assert f"# {word}" in text
-        is_double = config.loss == "double_softmax"
-        assert is_double is ("softmax of a softmax" in text)
-        assert is_double is ("double_softmax" in preset.stem)
+        if config.loss == "double_softmax":
+            assert "authors'" in text
 
 
 def test_there_are_presets():
-    assert len(PRESETS) == 4
+    assert len(PRESETS) == 6
 
 
 class TestBadData:
