@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 import sys
@@ -92,6 +93,8 @@ def run(config: StudyConfig) -> StudyOutcome:
     # Everything that can be wrong is found before the first file is written.
     with process.user_input():
         data = load_data(config)
+        if config.kind is Study.PRIVATE:
+            upcycled_study_private.check(config, data)
     settings = _describe_settings(config, data)
     path = _choose_folder(config, settings)
     with process.user_errors(run_folder.RunFolderError):
@@ -143,12 +146,13 @@ def _measure(progress: _Progress) -> Findings:
         _train_all(progress, "runs", list_claim_runs(config, rates, factors))
         comparisons = compare(config, rates, factors, curves)
     elif config.kind is Study.PRIVATE:
-        runs = upcycled_study_private.list_factor_runs(config, rates)
+        data = progress.data
+        runs = upcycled_study_private.list_factor_runs(config, data, rates)
         _train_all(progress, "choosing server rates", runs)
         with process.user_input():
-            private = upcycled_study_private.choose_factors(config, rates, curves)
-        runs = upcycled_study_private.list_runs(config, rates, private)
-        _train_all(progress, "runs", runs)
+            private = upcycled_study_private.choose_factors(runs, curves)
+        found = upcycled_study_private.list_runs(config, data, rates, private)
+        _train_all(progress, "runs", list(itertools.chain(*found.values())))
     else:
         _train_all(progress, "runs", list_table_runs(config, rates))
     if config.kind is Study.FIGURES:

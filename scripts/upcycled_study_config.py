@@ -141,7 +141,7 @@ class Run:
         if self.server_factor != 1:
             parts.append(f"server{self.server_factor!r}")
         if self.noise is not None:
-            parts.append(f"{self.noise.value}{self.noise_level:.6g}x{self.rounds}")
+            parts.append(f"{self.noise.value}{self.noise_level!r}x{self.rounds}")
         return "-".join([*parts, f"lr{self.client_lr!r}", f"seed{self.seed}"])
 
 

@@ -148,7 +148,7 @@ def _save_private(path: pathlib.Path, findings: Findings) -> pathlib.Path:
     figure, axes = _start_figure(
         len(config.noises), len(config.data), size=size, findings=findings
     )
-    upcycled_study_private_report.save_plot(axes, config, build_private_rows(findings))
+    upcycled_study_private_report.draw(axes, config, build_private_rows(findings))
     return _save(figure, path)
 
 

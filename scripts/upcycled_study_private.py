@@ -9,6 +9,8 @@ Source of the claim: Yin et al. 2024, figure 3: higher accuracy at a smaller eps
 """
 
 import dataclasses
+import enum
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -30,48 +32,73 @@ from scripts.upcycled_study_training import build_perturbation
 from simulation import cohort, seeds
 from upcycled_fl import accounting
 
+# Epsilons that differ by less are called equal: calibration rounds its noise up.
+_SAME_EPSILON = 1e-4
+
 Factors = Mapping[tuple[str, str, float], float]
 
 
+class Role(enum.Enum):
+    """What is trained for one data set, noise and mu, with T server steps."""
+
+    UPCYCLED = "Upcycled-FL"
+    PAPER = "FedProx, the paper's noise"
+    STEPS = "FedProx, equal epsilon"
+    ROUNDS = "FedProx, half the rounds"
+    TUNED = "FedProx, half, server rate"
+
+
+# What Upcycled-FL is compared with, and what both have as much of.
+QUESTIONS = {
+    Role.PAPER: "figure 3: equal server steps, each its own noise",
+    Role.STEPS: "equal epsilon, equal server steps",
+    Role.ROUNDS: "equal epsilon, equal client rounds",
+    Role.TUNED: "equal epsilon, equal client rounds",
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is trained over the seeds.
+class Epsilons:
+    """Epsilons of the clients, by one accountant.
 
     Attributes:
-        title: Its name in outputs.
-        algorithm: What is trained.
-        rounds: Rounds with clients.
-        noise_level: sigma or alpha.
-        server_factor: The server's learning rate.
+        mean: The mean over clients and seeds: no client's guarantee.
+        least: The least of a client, in any seed.
+        largest: The largest of a client, in any seed.
+        standing: What the figures are to be called.
     """
 
-    title: str
-    algorithm: Algorithm
-    rounds: int
-    noise_level: float
-    server_factor: float = 1.0
+    mean: float
+    least: float
+    largest: float
+    standing: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivateRow:
-    """Accuracy and epsilon of a setting.
+    """Accuracy and epsilon of one role.
 
     Attributes:
         data: The data set.
         noise: Where clients add noise.
         mu: The strength of the proximal term.
-        setting: What was trained.
+        role: What was trained.
+        rounds: Its rounds with clients.
+        noise_level: sigma or alpha, the mean over seeds.
+        server_factor: The server's learning rate.
         accuracy: Test accuracy of each seed, in [0, 1].
-        epsilons: By accountant, the mean, least and largest of the clients' epsilons,
-            the mean over seeds; and what the accountant's figures are to be called.
+        epsilons: By accountant.
     """
 
     data: str
     noise: Noise
     mu: float
-    setting: Setting
+    role: Role
+    rounds: int
+    noise_level: float
+    server_factor: float
     accuracy: tuple[float, ...]
-    epsilons: Mapping[str, tuple[float, float, float, str]]
+    epsilons: Mapping[str, Epsilons]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,113 +110,180 @@ class PrivateComparison:
         noise: Where clients add noise.
         mu: The strength of the proximal term.
         opponent: The other side.
-        question: What is compared.
         difference: The interval.
         verdict: What it says of Upcycled-FL.
-        saves: Whether Upcycled-FL's mean epsilon, as published, is the smaller.
+        epsilons: The largest of a client, as published: Upcycled-FL's, the opponent's.
     """
 
     data: str
     noise: Noise
     mu: float
-    opponent: str
-    question: str
+    opponent: Role
     difference: Interval
     verdict: Verdict
-    saves: bool
+    epsilons: tuple[float, float]
+
+    @property
+    def order(self) -> str:
+        """How Upcycled-FL's epsilon compares with the opponent's."""
+        ours, theirs = self.epsilons
+        if math.isclose(ours, theirs, rel_tol=_SAME_EPSILON):
+            return "equal"
+        return "smaller" if ours < theirs else "larger"
 
 
-def list_settings(
-    config: StudyConfig, noise: Noise, mu: float, factor: float
-) -> dict[str, Setting]:
-    """Returns what is trained for one data set, noise and mu, by role.
+def list_roles(config: StudyConfig) -> list[Role]:
+    """Returns what is trained."""
+    return list(Role) if config.equal_epsilon else [Role.UPCYCLED, Role.PAPER]
+
+
+def build_run(
+    config: StudyConfig,
+    data: StudyData,
+    noise: Noise,
+    mu: float,
+    role: Role,
+    *,
+    client_lr: float,
+    seed: int,
+    factor: float = 1.0,
+) -> Run:
+    """Returns one run.
 
     Args:
         config: The configuration.
+        data: The data set.
         noise: Where clients add noise.
         mu: The strength of the proximal term.
-        factor: The chosen server learning rate.
-    """
-    place = config.noises.index(noise.value)
-    level, paper = config.noise_levels[place], config.baseline_noise_levels[place]
-    whole, half = config.total_rounds, config.total_rounds // 2
-    fedprox = Algorithm.FEDPROX
-
-    def build(
-        title: str,
-        algorithm: Algorithm,
-        rounds: int,
-        noise_level: float,
-        server_factor: float = 1.0,
-    ) -> Setting:
-        return Setting(
-            title=title,
-            algorithm=algorithm,
-            rounds=rounds,
-            noise_level=noise_level,
-            server_factor=server_factor,
-        )
-
-    settings = {
-        "upcycled": build("Upcycled-FL", Algorithm.UPCYCLED, half, level),
-        "paper": build("FedProx, the paper's noise", fedprox, whole, paper),
-    }
-    if not config.equal_epsilon:
-        return settings
-    equal = compute_equal_level(noise, level, mu=mu)
-    return settings | {
-        "steps": build("FedProx, equal epsilon", fedprox, whole, equal),
-        "rounds": build("FedProx, half the rounds", fedprox, half, level),
-        "tuned": build("FedProx, half, server rate", fedprox, half, level, factor),
-    }
-
-
-def compute_equal_level(noise: Noise, level: float, *, mu: float) -> float:
-    """Returns FedProx's noise level at which twice the releases cost as much.
-
-    Output noise: A = M tau^2 / (2 sigma^2 |D|^2) is the same at sqrt 2 sigma. Objective
-    noise: (2 alpha u_1 mu + 2.8 u_2) M / (|D| mu) is the same where the bracket halves.
+        role: What is trained.
+        client_lr: The learning rate of the clients.
+        seed: The root seed.
+        factor: The server's learning rate, of TUNED.
 
     Raises:
-        ValueError: If what does not depend on alpha alone costs too much.
+        ValueError: If FedProx cannot have Upcycled-FL's epsilon at any noise.
     """
-    if noise is Noise.OUTPUT:
-        return level * math.sqrt(2)
-    lipschitz, curvature = math.sqrt(2), 0.5
-    bracket = 2 * level * lipschitz * mu + 2.8 * curvature
-    found = (bracket / 2 - 2.8 * curvature) / (2 * lipschitz * mu)
-    if found <= 0:
+    place = config.noises.index(noise.value)
+    level, rounds = config.noise_levels[place], config.total_rounds // 2
+    if role in (Role.PAPER, Role.STEPS):
+        rounds = config.total_rounds
+    if role is Role.PAPER:
+        level = config.baseline_noise_levels[place]
+    if role is Role.STEPS:
+        level = compute_equal_level(config, data, noise, level, mu=mu, seed=seed)
+    return config.build_run(
+        data.name,
+        Algorithm.UPCYCLED if role is Role.UPCYCLED else Algorithm.FEDPROX,
+        mu=mu,
+        client_lr=client_lr,
+        seed=seed,
+        rounds=rounds,
+        server_factor=factor if role is Role.TUNED else 1.0,
+        noise=noise,
+        noise_level=level,
+    )
+
+
+@functools.cache
+def compute_equal_level(
+    config: StudyConfig,
+    data: StudyData,
+    noise: Noise,
+    level: float,
+    *,
+    mu: float,
+    seed: int,
+) -> float:
+    """Returns the noise of FedProx's T rounds that costs what T / 2 do at `level`.
+
+    Equal is the largest epsilon of a client, as published, for the rounds that the seed
+    has each client join.
+
+    Raises:
+        ValueError: If no noise does it.
+    """
+    sizes = _count_examples(data)
+    rounds = config.total_rounds
+    half = _count_releases(config, data, seed, rounds // 2)
+    whole = _count_releases(config, data, seed, rounds)
+    perturbation = build_perturbation(noise, level, mu=mu, model_clip=config.model_clip)
+    assert perturbation is not None
+    published = accounting.Accountant.AS_PUBLISHED
+    delta = config.client_delta if noise is Noise.OUTPUT else None
+    target = accounting.compute_privacy(
+        perturbation,
+        num_examples=sizes,
+        num_releases=half,
+        accountant=published,
+        delta=delta,
+    ).epsilon_max
+    common: dict[str, Any] = {
+        "epsilon": target,
+        "num_examples": sizes,
+        "num_releases": whole,
+        "accountant": published,
+    }
+    if isinstance(perturbation, accounting.OutputPerturbation):
+        return accounting.calibrate_output_perturbation(
+            delta=config.client_delta, l2_clip=config.model_clip, **common
+        ).local_stddev
+    try:
+        return accounting.calibrate_objective_perturbation(
+            mu=mu, loss=perturbation.loss, **common
+        ).noise_rate
+    except ValueError as error:
         raise ValueError(
-            "`noise_levels` of objective noise must be larger for twice the releases "
-            f"to be possible at the same epsilon with mu = {mu!r}. Found {level!r}."
-        )
-    return found
+            "`noise_levels` of objective noise must be larger for FedProx to have the "
+            f"same epsilon in {rounds} rounds with mu = {mu!r}, or equal_epsilon off: "
+            f"{error}"
+        ) from None
 
 
-def list_factor_runs(config: StudyConfig, rates: Mapping[str, float]) -> list[Run]:
-    """Returns FedProx with half the rounds at every server learning rate."""
-    runs: list[Run] = []
-    for data, noise, mu in list_pairs(config) if config.equal_epsilon else []:
-        for factor in config.server_factor_grid:
-            setting = list_settings(config, noise, mu, factor)["tuned"]
-            runs.append(
-                build_run(
-                    config, data, noise, mu, setting, rates, config.selection_seed
+def check(config: StudyConfig, data: Mapping[str, StudyData]) -> None:
+    """Raises ValueError for what no run could have, before any is trained."""
+    for name, noise, mu in list_pairs(config):
+        for seed in config.seeds:
+            for role in list_roles(config):
+                run = build_run(
+                    config, data[name], noise, mu, role, client_lr=1.0, seed=seed
                 )
-            )
-    return runs
+                _compute_statement(
+                    config, data[name], run, accounting.Accountant.AS_PUBLISHED
+                )
+
+
+def list_factor_runs(
+    config: StudyConfig, data: Mapping[str, StudyData], rates: Mapping[str, float]
+) -> list[Run]:
+    """Returns FedProx with half the rounds at every server learning rate."""
+    if not config.equal_epsilon:
+        return []
+    return [
+        build_run(
+            config,
+            data[name],
+            noise,
+            mu,
+            Role.TUNED,
+            client_lr=rates[name],
+            seed=config.selection_seed,
+            factor=factor,
+        )
+        for name, noise, mu in list_pairs(config)
+        for factor in config.server_factor_grid
+    ]
 
 
 def choose_factors(
-    config: StudyConfig, rates: Mapping[str, float], curves: Mapping[str, Curve]
+    runs: Sequence[Run], curves: Mapping[str, Curve]
 ) -> dict[tuple[str, str, float], float]:
-    """Returns the rates with the least training loss on the selection seed.
+    """Returns the rates with the least training loss, for each (data, noise, mu).
 
     Raises:
         ValueError: If no loss is finite.
     """
     scores: dict[tuple[str, str, float], dict[float, float]] = {}
-    for run in list_factor_runs(config, rates):
+    for run in runs:
         assert run.noise is not None
         found = scores.setdefault((run.data, run.noise.value, run.mu), {})
         found[run.server_factor] = curves[run.key].get("train_loss")
@@ -200,40 +294,29 @@ def choose_factors(
 
 
 def list_runs(
-    config: StudyConfig, rates: Mapping[str, float], factors: Factors
-) -> list[Run]:
-    """Returns all runs that are reported."""
-    runs: dict[str, Run] = {}
-    for data, noise, mu in list_pairs(config):
-        factor = factors.get((data, noise.value, mu), 1.0)
-        for setting in list_settings(config, noise, mu, factor).values():
-            for seed in config.seeds:
-                run = build_run(config, data, noise, mu, setting, rates, seed)
-                runs[run.key] = run
-    return list(runs.values())
-
-
-def build_run(
     config: StudyConfig,
-    data: str,
-    noise: Noise,
-    mu: float,
-    setting: Setting,
+    data: Mapping[str, StudyData],
     rates: Mapping[str, float],
-    seed: int,
-) -> Run:
-    """Returns one run of a setting."""
-    return config.build_run(
-        data,
-        setting.algorithm,
-        mu=mu,
-        client_lr=rates[data],
-        seed=seed,
-        rounds=setting.rounds,
-        server_factor=setting.server_factor,
-        noise=noise,
-        noise_level=setting.noise_level,
-    )
+    factors: Factors,
+) -> dict[tuple[str, Noise, float, Role], list[Run]]:
+    """Returns the runs that are reported, one a seed, by what they are."""
+    return {
+        (name, noise, mu, role): [
+            build_run(
+                config,
+                data[name],
+                noise,
+                mu,
+                role,
+                client_lr=rates[name],
+                seed=seed,
+                factor=factors.get((name, noise.value, mu), 1.0),
+            )
+            for seed in config.seeds
+        ]
+        for name, noise, mu in list_pairs(config)
+        for role in list_roles(config)
+    }
 
 
 def list_pairs(config: StudyConfig) -> list[tuple[str, Noise, float]]:
@@ -249,124 +332,110 @@ def build_rows(
     factors: Factors,
     curves: Mapping[str, Curve],
 ) -> list[PrivateRow]:
-    """Returns accuracy and epsilons of every setting."""
-    rows = []
-    for name, noise, mu in list_pairs(config):
-        factor = factors.get((name, noise.value, mu), 1.0)
-        for setting in list_settings(config, noise, mu, factor).values():
-            accuracy = tuple(
-                curves[
-                    build_run(config, name, noise, mu, setting, rates, seed).key
-                ].get("test_accuracy")
-                for seed in config.seeds
-            )
-            rows.append(
-                PrivateRow(
-                    data=name,
-                    noise=noise,
-                    mu=mu,
-                    setting=setting,
-                    accuracy=accuracy,
-                    epsilons=compute_epsilons(config, data[name], noise, mu, setting),
-                )
-            )
-    return rows
+    """Returns accuracy and epsilons of everything that is reported."""
+    return [
+        PrivateRow(
+            data=name,
+            noise=noise,
+            mu=mu,
+            role=role,
+            rounds=runs[0].rounds,
+            noise_level=float(np.mean([run.noise_level or 0.0 for run in runs])),
+            server_factor=runs[0].server_factor,
+            accuracy=tuple(curves[run.key].get("test_accuracy") for run in runs),
+            epsilons=compute_epsilons(config, data[name], runs),
+        )
+        for (name, noise, mu, role), runs in list_runs(
+            config, data, rates, factors
+        ).items()
+    ]
 
 
 def compute_epsilons(
-    config: StudyConfig, data: StudyData, noise: Noise, mu: float, setting: Setting
-) -> dict[str, tuple[float, float, float, str]]:
-    """Returns mean, least and largest epsilon by accountant, and their standing.
+    config: StudyConfig, data: StudyData, runs: Sequence[Run]
+) -> dict[str, Epsilons]:
+    """Returns the clients' epsilons over the runs of all seeds, by accountant.
 
-    Clients pay for the rounds that they join, which the seed decides; figures are means
-    over the seeds.
+    Clients pay for the rounds that they join, which the seed decides.
     """
-    perturbation = build_perturbation(
-        noise, setting.noise_level, mu=mu, model_clip=config.model_clip
-    )
-    assert perturbation is not None
-    sizes = [len(data.train.load(one)[1]) for one in data.train.client_ids]
     accountants = [accounting.Accountant.AS_PUBLISHED]
-    if noise is Noise.OUTPUT:
+    if runs[0].noise is Noise.OUTPUT:
         accountants += [
             accounting.Accountant.REPLACE_ONE_AVERAGE,
             accounting.Accountant.PROVEN,
         ]
     found = {}
     for accountant in accountants:
-        statements = [
-            accounting.compute_privacy(
-                perturbation,
-                num_examples=sizes,
-                num_releases=_count_releases(config, data, seed, setting.rounds),
-                accountant=accountant,
-                delta=config.client_delta if noise is Noise.OUTPUT else None,
-            )
-            for seed in config.seeds
-        ]
-        found[accountant.value] = (
-            float(np.mean([one.epsilon_mean for one in statements])),
-            float(np.mean([one.epsilon_min for one in statements])),
-            float(np.mean([one.epsilon_max for one in statements])),
-            statements[0].standing or "proven",
+        statements = [_compute_statement(config, data, run, accountant) for run in runs]
+        found[accountant.value] = Epsilons(
+            mean=float(np.mean([one.epsilon_mean for one in statements])),
+            least=min(one.epsilon_min for one in statements),
+            largest=max(one.epsilon_max for one in statements),
+            standing=statements[0].standing or "proven",
         )
     return found
 
 
 def compare(config: StudyConfig, rows: Sequence[PrivateRow]) -> list[PrivateComparison]:
     """Returns Upcycled-FL against each of the others, paired by seed."""
-    questions = {
-        "FedProx, the paper's noise": "figure 3: equal server steps, its noises",
-        "FedProx, equal epsilon": "equal epsilon, equal server steps",
-        "FedProx, half the rounds": "equal epsilon, equal client rounds",
-        "FedProx, half, server rate": "equal epsilon, equal client rounds",
-    }
+    published = accounting.Accountant.AS_PUBLISHED.value
     found = []
     for data, noise, mu in list_pairs(config):
         own = {
-            row.setting.title: row
+            row.role: row
             for row in rows
             if (row.data, row.noise, row.mu) == (data, noise, mu)
         }
-        ours = own.pop("Upcycled-FL")
-        for title, row in own.items():
+        ours = own.pop(Role.UPCYCLED)
+        for role, row in own.items():
             interval = compute_interval(
                 [a - b for a, b in zip(ours.accuracy, row.accuracy, strict=True)]
             )
-            published = accounting.Accountant.AS_PUBLISHED.value
             found.append(
                 PrivateComparison(
                     data=data,
                     noise=noise,
                     mu=mu,
-                    opponent=title,
-                    question=questions[title],
+                    opponent=role,
                     difference=interval,
                     verdict=judge(interval, larger_is_better=True),
-                    saves=ours.epsilons[published][0] < row.epsilons[published][0],
+                    epsilons=(
+                        ours.epsilons[published].largest,
+                        row.epsilons[published].largest,
+                    ),
                 )
             )
     return found
 
 
-def to_json(row: PrivateRow) -> dict[str, Any]:
-    """Returns a row as JSON values."""
-    return {
-        "data": row.data,
-        "noise": row.noise.value,
-        "mu": row.mu,
-        "title": row.setting.title,
-        "rounds": row.setting.rounds,
-        "noise_level": row.setting.noise_level,
-        "server_factor": row.setting.server_factor,
-        "test_accuracy": list(row.accuracy),
-        "epsilons": {
-            name: {"mean": mean, "min": low, "max": high, "standing": standing}
-            for name, (mean, low, high, standing) in row.epsilons.items()
-        },
-    }
+def _compute_statement(
+    config: StudyConfig,
+    data: StudyData,
+    run: Run,
+    accountant: accounting.Accountant,
+) -> accounting.ClientPrivacyStatement:
+    perturbation = build_perturbation(
+        run.noise, run.noise_level, mu=run.mu, model_clip=config.model_clip
+    )
+    assert perturbation is not None
+    is_proven = accountant is accounting.Accountant.PROVEN
+    return accounting.compute_privacy(
+        perturbation,
+        num_examples=_count_examples(data),
+        num_releases=_count_releases(config, data, run.seed, run.rounds),
+        accountant=accountant,
+        delta=config.client_delta if run.noise is Noise.OUTPUT else None,
+        conversion=accounting.Conversion.ANALYTIC
+        if is_proven
+        else accounting.Conversion.MOMENTS,
+    )
 
 
+def _count_examples(data: StudyData) -> list[int]:
+    return [len(data.train.load(one)[1]) for one in data.train.client_ids]
+
+
+@functools.cache
 def _count_releases(
     config: StudyConfig, data: StudyData, seed: int, rounds: int
 ) -> np.ndarray:

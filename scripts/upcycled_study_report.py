@@ -160,6 +160,7 @@ def summarize_results(findings: Findings) -> dict[str, Any]:
         "initial_weights": config.initial_weights,
         "client_lr": dict(findings.rates),
         "note": _IDENTITY.replace("\n", " "),
+        "privacy": _describe_privacy(config).replace("\n", " "),
         "runs": {
             key: {name: findings.curves[key].get(name) for name in METRICS}
             for key in findings.runs
@@ -181,8 +182,7 @@ def summarize_results(findings: Findings) -> dict[str, Any]:
     elif config.kind is Study.PRIVATE:
         rows = build_private_rows(findings)
         found = upcycled_study_private.compare(config, rows)
-        summary["private"] = [upcycled_study_private.to_json(row) for row in rows]
-        summary["comparisons"] = [_to_json(one) for one in found]
+        summary |= upcycled_study_private_report.summarize(rows, found)
     else:
         summary["table"] = [_to_json(row) for row in build_table(findings)]
     if config.kind is Study.FIGURES:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -192,7 +193,9 @@ def train(run: Run, data: StudyData, config: StudyConfig) -> Curve:
         tff.learning.models.ModelWeights(trainable=weights, non_trainable=()),
     )
     root = seeds.build_root_seed(run.seed)
-    noise_root = seeds.scope_root(root, f"{config.loss} {run.key}")
+    # Everything that decides what is sent decides the noise.
+    scope = json.dumps([config.to_dict(), data.identity, run.key], default=str)
+    noise_root = seeds.scope_root(root, scope)
     cohorts = cohort.FixedCohort(
         client_ids=data.train.client_ids,
         clients_per_round=config.clients_per_round,

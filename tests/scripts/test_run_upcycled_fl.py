@@ -14,7 +14,7 @@ from distributed_dp.rotation import RotationKind, build_rotation
 from scripts import run_distributed_dp
 from scripts.training_config import TrainingConfig
 from scripts.upcycled_config import ALGORITHMS, UpcycledConfig
-from simulation import client_data, client_states, ledger
+from simulation import client_data, client_states, ledger, process
 from tests.scripts import runs, upcycled_runs
 from tests.scripts.upcycled_runs import (
     COMMAND,
@@ -25,7 +25,7 @@ from tests.scripts.upcycled_runs import (
     read_summary,
     read_weights,
 )
-from upcycled_fl import accounting, schedule
+from upcycled_fl import accounting, baselines, schedule
 
 PRIVATE = ("--task=synthetic_20", "--client_weighting=uniform", "--bits=16")
 # What an algorithm needs beside its name.
@@ -328,6 +328,42 @@ class TestAlgorithms:
         took_part = {client_id for client_id, *_ in asked}
         for client_id in own:
             assert (own[client_id] != common[client_id]) is (client_id in took_part)
+
+    @pytest.mark.parametrize(
+        ("name", "arguments", "expected"),
+        [
+            ("FedNova", ["--algorithm=fednova"], {"proximal_strength": 0.3}),
+            (
+                "Scaffold",
+                ["--algorithm=scaffold"],
+                {"proximal_strength": 0.3, "participation": 9 / 30},
+            ),
+            (
+                "FedDyn",
+                ["--algorithm=feddyn", "--clients_per_round=12"],
+                {"proximal_strength": 0.3, "participation": 12 / 30},
+            ),
+            (
+                "PFedMe",
+                ["--algorithm=pfedme", *EXTRA["pfedme"]]
+                + ["--pfedme_penalty=2", "--pfedme_steps=3", "--pfedme_lr=0.25"],
+                {"penalty": 2.0, "personal_steps": 3, "local_lr": 0.25},
+            ),
+        ],
+    )
+    def test_they_are_told_what_the_flags_say(
+        self, tmp_path, monkeypatch, name, arguments, expected
+    ):
+        told = []
+
+        def stop(**fields):
+            told.append(fields)
+            raise ValueError("told")
+
+        monkeypatch.setattr(baselines, name, stop)
+        with pytest.raises(process.UserError, match="told"):
+            upcycled_runs.run(tmp_path, *arguments)
+        assert told == [expected]
 
 
 class Killed(BaseException):

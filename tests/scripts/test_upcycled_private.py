@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -10,14 +11,12 @@ import sys
 import numpy as np
 import pytest
 
-from scripts import upcycled_study, upcycled_study_private
+from scripts import upcycled_study, upcycled_study_data, upcycled_study_private
 from scripts.upcycled_study_claims import Verdict
 from scripts.upcycled_study_config import Algorithm, Noise
-from scripts.upcycled_study_private import PrivateRow, Setting
-from scripts.upcycled_study_training import build_perturbation
+from scripts.upcycled_study_private import Epsilons, PrivateRow, Role
 from simulation import execution
 from tests.scripts.upcycled_studies import TINY, parse, write_files
-from upcycled_fl import accounting
 
 STUDY = (*TINY, "--study=private", "--client_lr=0.05", "--server_factor_grid=1,2")
 LABELS = {
@@ -47,65 +46,84 @@ def finished(tmp_path_factory):
     return outcome, out.getvalue()
 
 
-def compute_epsilon(noise: Noise, level: float, *, mu: float, releases: int) -> float:
-    perturbation = build_perturbation(noise, level, mu=mu, model_clip=10.0)
-    assert perturbation is not None
-    return accounting.compute_privacy(
-        perturbation,
-        num_examples=[100],
-        num_releases=[releases],
-        accountant=accounting.Accountant.AS_PUBLISHED,
-        delta=1e-3 if noise is Noise.OUTPUT else None,
-    ).epsilon_max
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_files(folder)
+    config = parse(*STUDY, f"--data_folder={folder}")
+    return upcycled_study_data.load_data(config)["iid"]
 
 
-@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0])
-@pytest.mark.parametrize(("noise", "level"), [("output", 0.8), ("objective", 40.0)])
-def test_twice_the_releases_cost_the_same_at_the_equal_level(noise, level, mu):
-    noise = Noise(noise)
-    equal = upcycled_study_private.compute_equal_level(noise, level, mu=mu)
-    half = compute_epsilon(noise, level, mu=mu, releases=40)
-    assert compute_epsilon(noise, equal, mu=mu, releases=80) == pytest.approx(half)
-    assert compute_epsilon(noise, level, mu=mu, releases=80) > 1.2 * half
+def build_runs(data, role, *arguments, noise=Noise.OUTPUT, mu=0.3, factor=1.0):
+    config = parse(*STUDY, "--total_rounds=12", "--noise_levels=0.8,200", *arguments)
+    runs = [
+        upcycled_study_private.build_run(
+            config, data, noise, mu, role, client_lr=0.1, seed=seed, factor=factor
+        )
+        for seed in config.seeds
+    ]
+    return config, runs
 
 
-def test_noise_that_no_level_can_halve_is_refused():
+@pytest.mark.parametrize("per_round", [2, 5])
+@pytest.mark.parametrize("noise", list(Noise))
+def test_twice_the_rounds_cost_the_same_at_the_equal_level(data, noise, per_round):
+    """For the clients that really join: of 5 users not all join equally often."""
+    flag = f"--clients_per_round={per_round}"
+    config, ours = build_runs(data, Role.UPCYCLED, flag, noise=noise)
+    _, theirs = build_runs(data, Role.STEPS, flag, noise=noise)
+    for one, other in zip(ours, theirs, strict=True):
+        left, right, louder = (
+            upcycled_study_private.compute_epsilons(config, data, [run])["as_published"]
+            for run in (
+                one,
+                other,
+                dataclasses.replace(other, noise_level=one.noise_level),
+            )
+        )
+        assert (one.rounds, other.rounds) == (6, 12)
+        assert right.largest == pytest.approx(left.largest, rel=1e-4)
+        assert louder.largest > 1.2 * left.largest
+
+
+def test_noise_that_nothing_can_make_equal_is_refused(data):
     with pytest.raises(ValueError, match="`noise_levels` of objective noise must be"):
-        upcycled_study_private.compute_equal_level(Noise.OBJECTIVE, 0.5, mu=0.1)
+        build_runs(data, Role.STEPS, "--noise_levels=1,.5", noise=Noise.OBJECTIVE)
 
 
-def test_settings_have_the_rounds_and_noises_of_their_roles():
-    config = parse(*STUDY, "--total_rounds=8", "--seeds=1,2")
-    settings = upcycled_study_private.list_settings(config, Noise.OUTPUT, 0.3, 1.5)
-    found = {
-        role: (one.algorithm, one.rounds, one.noise_level, one.server_factor)
-        for role, one in settings.items()
-    }
+def test_runs_have_the_rounds_and_noises_of_their_roles(data):
+    found = {}
+    for role in Role:
+        _, (run, _) = build_runs(data, role, "--clients_per_round=5", factor=1.5)
+        found[role] = (run.algorithm, run.rounds, run.noise_level, run.server_factor)
     fedprox = Algorithm.FEDPROX
     assert found == {
-        "upcycled": (Algorithm.UPCYCLED, 4, 0.8, 1.0),
-        "paper": (fedprox, 8, 1.0, 1.0),
-        "steps": (fedprox, 8, pytest.approx(0.8 * math.sqrt(2)), 1.0),
-        "rounds": (fedprox, 4, 0.8, 1.0),
-        "tuned": (fedprox, 4, 0.8, 1.5),
+        Role.UPCYCLED: (Algorithm.UPCYCLED, 6, 0.8, 1.0),
+        Role.PAPER: (fedprox, 12, 1.0, 1.0),
+        Role.STEPS: (fedprox, 12, pytest.approx(0.8 * math.sqrt(2)), 1.0),
+        Role.ROUNDS: (fedprox, 6, 0.8, 1.0),
+        Role.TUNED: (fedprox, 6, 0.8, 1.5),
     }
     config = parse(*STUDY, "--noequal_epsilon")
-    settings = upcycled_study_private.list_settings(config, Noise.OUTPUT, 0.3, 1.5)
-    assert list(settings) == ["upcycled", "paper"]
-    assert upcycled_study_private.list_factor_runs(config, {"iid": 0.1}) == []
+    assert upcycled_study_private.list_roles(config) == [Role.UPCYCLED, Role.PAPER]
+    assert upcycled_study_private.list_factor_runs(config, {}, {}) == []
 
 
-def build_row(title: str, accuracy: tuple[float, ...], epsilon: float) -> PrivateRow:
-    setting = Setting(
-        title=title, algorithm=Algorithm.FEDPROX, rounds=1, noise_level=1.0
-    )
+def build_row(role: Role, accuracy: tuple[float, ...], epsilon: float) -> PrivateRow:
     return PrivateRow(
         data="iid",
         noise=Noise.OUTPUT,
         mu=0.3,
-        setting=setting,
+        role=role,
+        rounds=1,
+        noise_level=1.0,
+        server_factor=1.0,
         accuracy=accuracy,
-        epsilons={"as_published": (epsilon, 0.0, 1.0, "")},
+        epsilons={
+            "as_published": Epsilons(
+                mean=epsilon, least=0.0, largest=epsilon, standing=""
+            )
+        },
     )
 
 
@@ -117,18 +135,18 @@ def build_row(title: str, accuracy: tuple[float, ...], epsilon: float) -> Privat
         ((0.50, 0.60), Verdict.UNDECIDED),
     ],
 )
-def test_verdicts_by_hand(theirs, verdict):
+@pytest.mark.parametrize(
+    ("epsilon", "order"), [(1.5, "smaller"), (1.0, "equal"), (0.9, "larger")]
+)
+def test_verdicts_by_hand(theirs, verdict, epsilon, order):
     """Of two seeds the interval is mean +- 12.706 |a - b| / 2."""
     config = parse(
         *STUDY, "--noises=output", "--noise_levels=1", "--baseline_noise_levels=2"
     )
     ours = (0.60, 0.51)
-    rows = [
-        build_row("Upcycled-FL", ours, 1.0),
-        build_row("FedProx, the paper's noise", theirs, 1.5),
-    ]
+    rows = [build_row(Role.UPCYCLED, ours, 1.0), build_row(Role.PAPER, theirs, epsilon)]
     [found] = upcycled_study_private.compare(config, rows)
-    assert found.verdict is verdict and found.saves
+    assert found.verdict is verdict and found.order == order
     differences = np.subtract(ours, theirs)
     assert found.difference.mean == pytest.approx(differences.mean())
     half = 12.7062 * abs(differences[0] - differences[1]) / 2
@@ -140,9 +158,10 @@ class TestStudy:
         outcome, out = finished
         for label in LABELS.values():
             assert label in out
-        assert "no epsilon holds against" in out
+        assert "no epsilon holds against" in out and "which no epsilon covers" in out
         summary = json.loads((outcome.folder / "results.json").read_text())
         assert len(summary["private"]) == 2 * 5
+        assert "no epsilon holds against" in summary["privacy"]
         for row in summary["private"]:
             standings = {k: v["standing"] for k, v in row["epsilons"].items()}
             assert standings["as_published"] == LABELS[row["noise"]]
@@ -157,8 +176,8 @@ class TestStudy:
         for row in rows:
             a = row["rounds"] * 10**2 / (2 * row["noise_level"] ** 2 * 16**2)
             expected = 2 * math.sqrt(a * math.log(1e3)) + a
-            assert row["epsilons"]["as_published"]["max"] == pytest.approx(expected)
-        by_title = {row["title"]: row["epsilons"]["proven"]["max"] for row in rows}
+            assert row["epsilons"]["as_published"]["largest"] == pytest.approx(expected)
+        by_title = {row["title"]: row["epsilons"]["proven"]["largest"] for row in rows}
         assert by_title["Upcycled-FL"] == pytest.approx(
             by_title["FedProx, equal epsilon"]
         )

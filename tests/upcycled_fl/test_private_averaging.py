@@ -1,6 +1,5 @@
 """Tests of the clients' noise in a learning process: where it goes, and what it is."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -9,138 +8,55 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from scipy import stats
 
-from distributed_dp import DDGaussFactory, NoPrivacyFactory, accounting
-from distributed_dp.accounting import CohortScheme, Mechanism, Sampling
 from distributed_dp.random_bits import fold_in
-from distributed_dp.update_layout import NoiseSeeds
-from simulation import client_training, execution, learning
-from simulation.algorithm import ClientContext, FederatedAveraging
-from simulation.image_models import build_logistic_regression
-from simulation.linear_models import build_one_output_logistic_regression
+from simulation import execution
+from simulation.algorithm import ClientContext
 from tests.distributed_dp.goodness_of_fit import (
     FALSE_FAILURE,
     compute_mean_p_value,
     compute_variance_p_value,
 )
 from tests.upcycled_fl import papers
-from upcycled_fl import exact_solver, finalizer, perturbation
+from tests.upcycled_fl.senders import (
+    CLIP,
+    CLIPPED,
+    DIM,
+    LR,
+    MODEL,
+    MOMENTUM,
+    MU,
+    NOISY,
+    NUM_CLASSES,
+    PLAIN,
+    RATE,
+    RTOL,
+    SHAPE,
+    SIGMA,
+    STACKED,
+    build_factory,
+    build_objective,
+    build_output,
+    build_process,
+    build_sender,
+    carry,
+    draw_client,
+    draw_shift,
+    draw_weights,
+    flatten,
+    is_close,
+)
+from upcycled_fl import finalizer, perturbation
 from upcycled_fl.accounting import (
     ExactMinimiser,
     ObjectivePerturbation,
     OutputPerturbation,
-    ResidualNoise,
 )
 from upcycled_fl.private_averaging import PrivateAveraging
-
-SHAPE, NUM_CLASSES = (24, 1, 1), 10
-DIM = (24 + 1) * NUM_CLASSES
-LR, MOMENTUM, MU = 0.2, 0.5, 0.4
-CLIP, SIGMA, HUGE, TINY = 3.0, 0.5, 1e6, 1e-30
-TOLERANCE = 1e-3
-# Rounding of float32 weights of size 1, times the few that a model is made of.
-RTOL = 1e-5
-
-STACKED = build_logistic_regression(SHAPE, NUM_CLASSES)
-MODEL = dataclasses.replace(STACKED, stackable=False)
-ONE_OUTPUT = build_one_output_logistic_regression(SHAPE)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def engine():
     return execution.set_execution_context()
-
-
-def draw_weights(model):
-    rng = np.random.default_rng(7)
-    return tuple(
-        rng.normal(size=part.shape).astype(np.float32) for part in model.initialize(rng)
-    )
-
-
-def flatten(weights) -> np.ndarray:
-    return np.concatenate([np.asarray(part, np.float64).ravel() for part in weights])
-
-
-def build_output(l2_clip=HUGE, stddev=TINY, minimiser=None) -> PrivateAveraging:
-    return PrivateAveraging(
-        proximal_strength=MU,
-        perturbation=OutputPerturbation(
-            l2_clip=l2_clip, local_stddev=stddev, minimiser=minimiser
-        ),
-    )
-
-
-def build_objective(rate, residual=None, mu=MU) -> PrivateAveraging:
-    return PrivateAveraging(
-        proximal_strength=mu,
-        perturbation=ObjectivePerturbation(noise_rate=rate, mu=mu, residual=residual),
-    )
-
-
-PLAIN = FederatedAveraging(proximal_strength=MU)
-CLIPPED = build_output(l2_clip=CLIP)
-NOISY = build_output(l2_clip=CLIP, stddev=SIGMA)
-
-
-def draw_client(index=0, size=11, num_epochs=2):
-    """One client's examples, and its batches."""
-    rng = np.random.default_rng([1, index])
-    examples = {
-        "x": rng.normal(size=[size, *SHAPE]).astype(np.float32),
-        "y": rng.integers(NUM_CLASSES, size=size).astype(np.int32),
-    }
-    batches = client_training.draw_batches(
-        size, batch_size=4, num_epochs=num_epochs, rng=rng
-    )
-    return examples, batches
-
-
-def carry(client, noise_seed, num_joined=1):
-    return learning.build_client_data(
-        *client,
-        noise_seed=np.int32(noise_seed),
-        training_seed=np.int32([3, 4]),
-        num_joined=num_joined,
-    )
-
-
-def build_factory(num_clients=1):
-    scheme = CohortScheme(Sampling.FIXED, 6, num_clients)
-    return NoPrivacyFactory(scheme, noise_seeds=NoiseSeeds.CARRIED)
-
-
-def build_process(
-    algorithm, *, model=MODEL, factory=None, momentum=MOMENTUM, **options
-):
-    return learning.build_learning_process(
-        model,
-        factory or build_factory(),
-        algorithm,
-        client_optimizer=tff.learning.optimizers.build_sgdm(LR, momentum=momentum),
-        server_optimizer=tff.learning.optimizers.build_sgdm(1.0),
-        initial_weights=draw_weights(model),
-        **options,
-    )
-
-
-@functools.cache
-def build_sender(algorithm, *, has_one_output=False, **options):
-    """Returns the model that the client of `draw_client` sends in a first round, given
-    its seed for noise: the server takes it as it is."""
-    process = build_process(
-        algorithm, model=ONE_OUTPUT if has_one_output else MODEL, **options
-    )
-    start = process.initialize()
-
-    def send(noise_seed=(1, 2)) -> np.ndarray:
-        output = process.next(start, [carry(draw_client(), noise_seed)])
-        return flatten(output.state.global_model_weights.trainable)
-
-    return send
-
-
-def is_close(one, two, rtol=RTOL) -> bool:
-    return bool(np.linalg.norm(one - two) <= rtol * np.linalg.norm(two))
 
 
 @pytest.fixture(scope="module")
@@ -216,27 +132,6 @@ class TestOutput:
         mean = process.next(process.initialize(), data).state.global_model_weights
         send = build_sender(NOISY)
         assert is_close(flatten(mean.trainable), (send((1, 2)) + send((3, 4))) / 2)
-
-
-RATE = 20.0
-
-
-@functools.cache
-def trace_shift(algorithm, has_one_output):
-    weights = draw_weights(ONE_OUTPUT if has_one_output else MODEL)
-
-    @tf.function
-    def draw(seed):
-        return algorithm.compute_shift(
-            ClientContext(initial=weights, shared=(), state=(), seed=seed)
-        )
-
-    return draw
-
-
-def draw_shift(algorithm, noise_seed, has_one_output=False) -> np.ndarray:
-    draw = trace_shift(algorithm, has_one_output)
-    return flatten(draw(tf.constant(noise_seed, tf.int32)))
 
 
 class TestObjective:
@@ -332,153 +227,6 @@ def descend_leaking(shift) -> np.ndarray:
         w = w - LR * speed
         speed = speed + MU * (w - start) + shift
     return w
-
-
-class TestExact:
-    """Newton's method in place of SGD, for the model that it knows."""
-
-    def solve(self, shift) -> np.ndarray:
-        solve = exact_solver.build_exact_solver(mu=MU, tolerance=TOLERANCE)
-        examples, batches = draw_client()
-        (weights,), _ = solve(
-            tuple(map(tf.constant, draw_weights(ONE_OUTPUT))),
-            {name: tf.constant(part) for name, part in examples.items()},
-            tf.constant(batches),
-            tf.constant([3, 4]),
-            (tf.constant(shift, tf.float32),),
-        )
-        return np.float64(weights)
-
-    def test_objective_perturbation_minimises_and_adds_noise(self, rng):
-        """What is left of the sent model is the residual's noise, and its law."""
-        rate = 50.0
-        algorithm = build_objective(
-            RATE, ResidualNoise(gradient_tolerance=TOLERANCE, rate=rate)
-        )
-        assert algorithm.gradient_tolerance == TOLERANCE
-        send, noises = build_sender(algorithm, has_one_output=True), []
-        for noise_seed in rng.integers(2**31, size=[60, 2]):
-            shift = draw_shift(algorithm, noise_seed, True)
-            noises.append(send(noise_seed) - self.solve(shift))
-        norms, dim = np.linalg.norm(noises, axis=1), SHAPE[0] + 1
-        law = stats.gamma(dim, scale=1 / rate)
-        assert stats.kstest(norms, law.cdf).pvalue > FALSE_FAILURE
-        for wrong in (
-            stats.gamma(dim, scale=1 / RATE),
-            stats.gamma(dim - 10, scale=1 / rate),
-        ):
-            assert stats.kstest(norms, wrong.cdf).pvalue < FALSE_FAILURE
-        # It is not the objective's noise once more.
-        shifts = [
-            draw_shift(algorithm, seed, True)
-            for seed in rng.integers(2**31, size=[60, 2])
-        ]
-        cosines = np.sum(np.array(noises) * shifts, axis=1) / (
-            norms * np.linalg.norm(shifts, axis=1)
-        )
-        assert abs(np.mean(cosines)) < 0.2
-
-    def test_output_perturbation_of_an_exact_minimiser(self):
-        minimiser = ExactMinimiser(lipschitz=1.0, mu=MU, gradient_tolerance=TOLERANCE)
-        algorithm = build_output(minimiser=minimiser)
-        assert algorithm.gradient_tolerance == TOLERANCE
-        sent = build_sender(algorithm, has_one_output=True)()
-        assert is_close(sent, self.solve(np.zeros(SHAPE[0] + 1)))
-        # SGD does not get there.
-        sgd = build_sender(build_output(), has_one_output=True)()
-        assert not is_close(sgd, sent, rtol=1e-2)
-
-    @pytest.mark.parametrize(
-        "algorithm",
-        [
-            build_objective(RATE, ResidualNoise(gradient_tolerance=0.1, rate=1.0)),
-            build_output(
-                minimiser=ExactMinimiser(
-                    lipschitz=1.0, mu=MU, gradient_tolerance=TOLERANCE
-                )
-            ),
-        ],
-        ids=["objective", "output"],
-    )
-    def test_other_models_are_refused(self, algorithm):
-        with pytest.raises(
-            ValueError,
-            match="`model` must be one_output_logistic_regression for the exact "
-            "solver. Found 'logistic_regression'.",
-        ):
-            build_process(algorithm)
-
-
-class TestAggregators:
-    """The carried seed is the aggregator's too: clients' streams are others."""
-
-    def build_ddgauss(self):
-        scheme = CohortScheme(Sampling.FIXED, 6, 1)
-        parameters = accounting.calibrate(
-            Mechanism.DDGAUSS,
-            scheme,
-            epsilon=8.0,
-            delta=1e-5,
-            num_rounds=1,
-            l2_clip=3.0,
-            bits=24,
-            padded_dim=256,
-            beta=0.5,
-            num_stddevs=4.0,
-        )
-        return DDGaussFactory(
-            parameters,
-            scheme,
-            noise_seeds=NoiseSeeds.CARRIED,
-            rotation_seed=(1, 1),
-            server_noise_seed=(2, 2),
-        )
-
-    def test_its_noise_and_the_clients_are_independent(self, rng):
-        """Both noises of 20 clients, each without the other."""
-        clipped, local = build_sender(CLIPPED)(), build_sender(NOISY)
-        shared = build_sender(CLIPPED, factory=self.build_ddgauss())
-        seeds = rng.integers(2**31, size=[20, 2])
-        one = np.array([local(seed) - clipped for seed in seeds]).ravel()
-        two = np.array([shared(seed) for seed in seeds])
-        # Of one client's update, clipped and rotated, the same every time.
-        two = (two - two.mean(axis=0)).ravel()
-
-        def correlate(a, b) -> float:
-            products = a * b / np.sqrt(np.mean(a**2) * np.mean(b**2))
-            return compute_mean_p_value(products, 0.0, np.std(products))
-
-        assert np.std(two) > 0.1
-        assert correlate(one, two) > FALSE_FAILURE
-        # A twentieth in common would show.
-        scaled = one * np.std(two) / np.std(one)
-        assert correlate(one, two + 0.1 * scaled) < FALSE_FAILURE
-        # The seed decides both.
-        assert np.array_equal(shared(seeds[0]), shared(seeds[0]))
-        assert not np.array_equal(shared(seeds[0]), shared(seeds[1]))
-
-    def test_the_streams_are_apart(self):
-        """Those of the aggregators are split, or numbered from -1 up by coordinate."""
-        seed = tf.constant([1, 2])
-        streams = [
-            tuple(fold_in(seed, tf.constant(number, tf.int64)).numpy())
-            for number in [*range(-1, 64), 2**40, 2**40 + 1, 2**40 + 2]
-        ]
-        assert len(set(streams)) == len(streams)
-        algorithm = build_objective(
-            RATE, ResidualNoise(gradient_tolerance=TOLERANCE, rate=RATE)
-        )
-        context = ClientContext(
-            initial=(tf.zeros([DIM]),), shared=(), state=(), seed=seed
-        )
-        # Of one rate, the objective's noise and the solution's are two draws.
-        shift = flatten(algorithm.compute_shift(context))
-        residual = -flatten(algorithm.conclude(context, context.initial).update)
-        for noise, number in ((shift, 2**40 + 1), (residual, 2**40 + 2)):
-            stream = fold_in(seed, tf.constant(number, tf.int64))
-            expected = perturbation.draw_spherical_noise([[DIM]], RATE, stream)
-            assert np.array_equal(noise, flatten(expected))
-        assert not np.any(shift == residual)
 
 
 class TestEvenSteps:
