@@ -18,6 +18,8 @@ class _AxisParser(flags.ArgumentParser):
         """Returns the values; a ValueError from the item's parser names the item."""
         if not isinstance(argument, str):
             return tuple(argument)
+        if not argument.strip():
+            raise ValueError("must be values separated by commas. Found none.")
         return tuple(self._item.parse(part.strip()) for part in argument.split(","))
 
     def flag_type(self) -> str:

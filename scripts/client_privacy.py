@@ -14,6 +14,7 @@ from simulation.tasks.task import Task
 from upcycled_fl import accounting
 
 _SLACK = 1e-9
+_NOT_MET = "assumptions known not to hold"
 _ONE_OUTPUT = "one_output_logistic_regression"
 # What the noise on an inexact solution costs a round, unless its rate is given.
 _RESIDUAL_EPSILON = 0.01
@@ -30,6 +31,7 @@ class ClientPrivacyPlan:
         num_examples: int64[N], the clients' numbers of examples, public.
         budget: The epsilon that the target may not pass, or None.
         target: The largest of the clients' epsilons, or their mean.
+        problems: What is known not to hold of the theorem that is used.
         caveats: What the data keep the statement from covering.
     """
 
@@ -39,6 +41,7 @@ class ClientPrivacyPlan:
     num_examples: np.ndarray
     budget: float | None
     target: accounting.EpsilonTarget
+    problems: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
 
     def compute_statement(
@@ -53,8 +56,17 @@ class ClientPrivacyPlan:
             delta=self.delta,
             conversion=_choose_conversion(self.accountant),
         )
+        standing = statement.standing
+        if self.problems:
+            standing = f"{standing}; {_NOT_MET}"
         return dataclasses.replace(
-            statement, not_covered=(*statement.not_covered, *self.caveats)
+            statement,
+            standing=standing,
+            assumptions=(
+                *statement.assumptions,
+                *(f"NOT MET: {problem}" for problem in self.problems),
+            ),
+            not_covered=(*statement.not_covered, *self.caveats),
         )
 
     def describe(self, num_releases: np.ndarray) -> Mapping[str, table.Scalar]:
@@ -86,8 +98,9 @@ class ClientPrivacyPlan:
 
     @property
     def accountant_name(self) -> str:
-        """The accountant's name."""
-        return self.accountant.value
+        """The accountant's name, and whether its assumptions are known not to hold."""
+        name = self.accountant.value
+        return f"{name}, {_NOT_MET}" if self.problems else name
 
     def describe_noise(self) -> str:
         """Returns the noise and the accountant, for the first lines of a run."""
@@ -104,7 +117,12 @@ class ClientPrivacyPlan:
                     f", and of rate {part.residual.rate:.6g} on the solution, whose "
                     f"gradient is below {part.residual.gradient_tolerance:g}"
                 )
-        return f"{text}; accountant {self.accountant.value}"
+        if self.budget is not None:
+            text += (
+                f"; for a {self.target.value} epsilon of {self.budget:g}, which no "
+                "round may pass"
+            )
+        return f"{text}; accountant {self.accountant_name}"
 
 
 def build_client_privacy(
@@ -122,6 +140,10 @@ def build_client_privacy(
     """
     if config.perturbation == "none":
         return None
+    if config.is_exact and model.name != _ONE_OUTPUT:
+        raise ValueError(
+            f"`model` must be {_ONE_OUTPUT} for the exact solver. Found {model.name!r}."
+        )
     sizes = _count_examples(task)
     problems = _list_problems(config, task, model)
     if problems and not config.unmet_assumptions:
@@ -134,8 +156,7 @@ def build_client_privacy(
     releases = np.full(task.num_clients, config.total_rounds)
     if config.keeps_diagnostics and config.seed is not None:
         releases = _count_planned_releases(config, cohorts)
-    caveats = [f"not even this holds: {problem}" for problem in problems]
-    caveats += task.caveats
+    caveats = list(task.caveats)
     if config.seed is not None:
         caveats.append(SEEDED_NOTE)
     arguments = (config, model, sizes, releases, target)
@@ -149,6 +170,7 @@ def build_client_privacy(
             num_examples=sizes,
             budget=config.client_epsilon,
             target=target,
+            problems=tuple(problems),
             caveats=tuple(caveats),
         )
         # Whatever the accountant refuses is refused before the first round.

@@ -236,6 +236,8 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         identity=task.identity,
         caveats=(*task.caveats, *parts.caveats),
     )
+    if parts.client_privacy is not None:
+        plans = [_rename_plan(plan) for plan in plans]
     return _Run(
         config=config,
         program=program,
@@ -248,6 +250,13 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         engine=engine,
         evaluated=evaluated,
     )
+
+
+def _rename_plan(plan: MechanismPlan) -> MechanismPlan:
+    """Returns the plan of no mechanism, where clients have noise of their own."""
+    if plan.parameters is not None:
+        return plan
+    return dataclasses.replace(plan, title="clients' own noise alone")
 
 
 def _describe_run(planned: _Run, path: pathlib.Path) -> str:

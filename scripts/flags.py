@@ -19,7 +19,7 @@ ConfigT = TypeVar("ConfigT")
 SERVER_OPTIMIZERS = ("sgd", "adagrad", "adam", "yogi")
 # What distributed_dp.modular takes.
 MAX_BITS = 32
-_LARGEST_CLIP = 1e15
+LARGEST_CLIP = 1e15
 # What decides whether a repeated round is the same round.
 _PACKAGES = (
     "dp-accounting",
@@ -193,9 +193,9 @@ def check_positive(config: Any, *names: str) -> None:
 
 def check_clip(clip: float) -> None:
     """Raises ValueError unless float32 holds sums of clipped vectors with room."""
-    if not 1 / _LARGEST_CLIP <= clip <= _LARGEST_CLIP:
+    if not 1 / LARGEST_CLIP <= clip <= LARGEST_CLIP:
         raise ValueError(
-            f"`clip` must be between {1 / _LARGEST_CLIP:g} and {_LARGEST_CLIP:g}: the "
+            f"`clip` must be between {1 / LARGEST_CLIP:g} and {LARGEST_CLIP:g}: the "
             f"arithmetic is float32. Found {clip!r}."
         )
 

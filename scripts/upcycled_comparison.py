@@ -25,6 +25,14 @@ _PLOT_NAME = "comparison.png"
 # The training loss of a run is the mean over its last rounds, of which each has other
 # clients.
 _LAST_ROUNDS = 10
+_SEEDED = (
+    "All runs are seeded: no epsilon holds against those who know the seeds, or see "
+    "several of these models."
+)
+_TUNED = (
+    "The server's rates were chosen on training losses, which epsilon does not cover, "
+    "of a seed that is not reported"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,6 +130,8 @@ def summarize(
     """Returns everything that is printed, as JSON values."""
     return {
         "flags": json.loads(json.dumps(config.to_dict(), default=str)),
+        "epsilon_is": outcomes[0].epsilon_name,
+        "notes": [_SEEDED, _TUNED],
         "chosen_server_lr": {variant.value: rate for variant, rate in rates.items()},
         "variants": {variant.value: _average(outcomes, variant) for variant in Variant},
         "comparisons": [
@@ -166,12 +176,12 @@ def describe(
         lines.append(f"  {first.value} - {second.value}, {budget}: {text}, {verdict}")
     lines += [
         "",
-        "The server's rates were chosen on the training loss of seed "
-        f"{config.tuning_seed}, which epsilon does not cover: "
+        f"{_TUNED}, {config.tuning_seed}: "
         + ", ".join(f"{rate:g} ({v.value})" for v, rate in rates.items()),
         "With a constant coefficient c Upcycled-FL is the baseline at a server rate "
         "1 + c times as large.",
         "An even step is not charged: releases are rounds with clients.",
+        _SEEDED,
         "",
         f"files       {folder / _RUNS_NAME}",
         f"            {folder / _SUMMARY_NAME}",

@@ -86,6 +86,14 @@ class ComparisonConfig(UpcycledConfig):
             raise ValueError(
                 f"`server_lrs` must be positive numbers. Found {self.server_lrs!r}."
             )
+        if self.perturbation != "none" and (
+            self.client_epsilon is None or self.mechanism != "none"
+        ):
+            raise ValueError(
+                "`client_epsilon` must be given with a perturbation in a comparison, "
+                "where noise is found for each variant, and mechanism=none. Found "
+                f"{self.client_epsilon!r} and mechanism={self.mechanism!r}."
+            )
         if not self.keeps_diagnostics or self.compare_central:
             raise ValueError(
                 "`diagnostics` must be on and `compare_central` off in a comparison. "

@@ -8,6 +8,8 @@ from upcycled_fl import accounting, schedule
 
 ALGORITHMS = ("fedavg", "fednova", "scaffold", "feddyn", "pfedme")
 _DEFAULT_LAMBDA = 0.12
+# What upcycled_fl.exact_solver takes; it would bring TensorFlow along.
+MIN_TOLERANCE = 1e-8
 # The flag of each perturbation's noise.
 _NOISE_FIELDS = {"output": "client_stddev", "objective": "objective_rate"}
 
@@ -55,8 +57,17 @@ class UpcycledConfig(TrainingConfig):
                 "`upcycled_coefficient` must be unset where `upcycled_lambda` is "
                 f"given. Found {self.upcycled_coefficient!r}."
             )
-        self.build_schedule()
+        if self.upcycled_lambda is not None and self.upcycled_lambda < 0:
+            raise ValueError(
+                f"`upcycled_lambda` must be >= 0. Found {self.upcycled_lambda!r}."
+            )
+        coefficient = self.upcycled_coefficient
+        if coefficient is not None and not 0 <= coefficient < 1:
+            raise ValueError(
+                f"`upcycled_coefficient` must be in [0, 1). Found {coefficient!r}."
+            )
         self._check_algorithm()
+        self.build_schedule()
         self._check_perturbation()
 
     @property
@@ -78,8 +89,9 @@ class UpcycledConfig(TrainingConfig):
             )
         if self.algorithm == "pfedme" and self.proximal_mu:
             raise ValueError(
-                "`proximal_mu` must be 0 for pfedme, whose pull is `pfedme_penalty`. "
-                f"Found {self.proximal_mu!r}."
+                "`proximal_mu` must be 0 for pfedme, whose pull is `pfedme_penalty`, "
+                "and `upcycled_coefficient` given for even steps. Found "
+                f"{self.proximal_mu!r}."
             )
         if self.algorithm == "fednova" and self.mechanism != "none":
             raise ValueError(
@@ -90,6 +102,17 @@ class UpcycledConfig(TrainingConfig):
 
     def _check_perturbation(self) -> None:
         run_flags.check_positive(self, "model_clip", "gradient_tolerance")
+        for name in ("model_clip", "client_stddev"):
+            if (getattr(self, name) or 0) > run_flags.LARGEST_CLIP:
+                raise ValueError(
+                    f"`{name}` must be at most {run_flags.LARGEST_CLIP:g}, or float32 "
+                    f"cannot hold what comes of it. Found {getattr(self, name)!r}."
+                )
+        if self.gradient_tolerance < MIN_TOLERANCE:
+            raise ValueError(
+                f"`gradient_tolerance` must be at least {MIN_TOLERANCE:g}: below, the "
+                f"solution cannot be checked. Found {self.gradient_tolerance!r}."
+            )
         for name in ("client_stddev", "objective_rate", "client_epsilon"):
             if getattr(self, name) is not None:
                 run_flags.check_positive(self, name)
@@ -107,7 +130,12 @@ class UpcycledConfig(TrainingConfig):
                     f"Found {getattr(self, name)!r}."
                 )
         if wanted is None:
-            for name, default in (("client_epsilon", None), ("local_solver", "sgd")):
+            for name, default in (
+                ("client_epsilon", None),
+                ("local_solver", "sgd"),
+                ("client_accountant", "as_published"),
+                ("unmet_assumptions", False),
+            ):
                 if getattr(self, name) != default:
                     raise ValueError(
                         f"`{name}` must be {default} without a perturbation. Found "
@@ -155,6 +183,17 @@ class UpcycledConfig(TrainingConfig):
             raise ValueError(
                 "`proximal_mu` must be positive and `straggler_rate` 0 for the exact "
                 f"solver. Found {self.proximal_mu!r} and {self.straggler_rate!r}."
+            )
+        if self.accountant is not accounting.Accountant.PROVEN:
+            raise ValueError(
+                "`client_accountant` must be proven for the exact solver: the others "
+                "leave out that its solution is one up to a tolerance. Found "
+                f"{self.client_accountant!r}."
+            )
+        if self.client_failure != "raise":
+            raise ValueError(
+                "`client_failure` must be raise for the exact solver: who fails "
+                f"depends on data. Found {self.client_failure!r}."
             )
 
     def _check_objective_accountant(self) -> None:

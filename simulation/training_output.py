@@ -51,7 +51,7 @@ class Releases:
     ) -> None:
         """Writes a round's numbers."""
         values = {
-            name: float(value)
+            _name_tag(name, row): float(value)
             for name, value in row.items()
             if isinstance(value, int | float) and name != "round"
         }
@@ -62,6 +62,15 @@ class Releases:
             self._times[completed] = f"{seconds:.4f}"
             lines = ["round,seconds", *(f"{k},{v}" for k, v in self._times.items())]
             run_folder.write_text(self._path, "\n".join(lines) + "\n")
+
+
+def _name_tag(name: str, row: Mapping[str, table.Scalar]) -> str:
+    """Returns a column's name in TensorBoard, an epsilon's with what it rests on."""
+    if name.startswith("client_epsilon"):
+        return f"{name} ({row['client_accountant']}; {row['client_standing']})"
+    if name == "epsilon" and row.get("as_published"):
+        return "epsilon (as published, not proven)"
+    return name
 
 
 @contextlib.contextmanager

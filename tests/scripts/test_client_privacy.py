@@ -400,7 +400,7 @@ class TestWords:
             assert row["client_standing"] == PUBLISHED
         assert "accountant as_published\n" in out
         # The server's own word on whole users comes first.
-        assert "Whole users, no privacy: epsilon = inf" in out
+        assert "Whole users, clients' own noise alone: epsilon = inf" in out
 
     def test_an_unseeded_run_has_no_note_on_its_seed(self, robbed):
         outcome, out = robbed
@@ -411,9 +411,13 @@ class TestWords:
     def test_assumptions_that_are_known_not_to_hold(self, run):
         outcome, out = run(*OBJECTIVE, RATE, *EVERYBODY)
         found = read_summary(outcome)["client_privacy"]
-        assert found["standing"] == "as published, not proven for models trained by SGD"
+        standing = (
+            "as published, not proven for models trained by SGD; assumptions known not "
+            "to hold"
+        )
+        assert found["standing"] == standing
         problems = [
-            note for note in found["not_covered"] if note.startswith("not even this")
+            note for note in found["assumptions"] if note.startswith("NOT MET: ")
         ]
         assert len(problems) == 2
         assert (
@@ -421,7 +425,9 @@ class TestWords:
         )
         assert "features must have norm at most 1" in problems[1]
         for problem in problems:
-            assert f"does not cover: {problem}" in out
+            assert f"assumes: {problem}" in out
+        assert {row["client_standing"] for row in read_rows(outcome)} == {standing}
+        assert "accountant as_published, assumptions known not to hold" in out
 
 
 class TestProven:

@@ -6,13 +6,16 @@ import re
 import numpy as np
 import pytest
 
-from scripts import distributed_training
+from scripts import distributed_training, upcycled_config
 from simulation import process, tasks
 from tests.scripts import upcycled_runs
 from tests.scripts.upcycled_runs import NO_NOISE, OBJECTIVE, OUTPUT, PROVEN, parse
+from upcycled_fl import exact_solver
 
 PFEDME = ("--algorithm=pfedme", "--proximal_mu=0", "--upcycled_coefficient=0.5")
 RATE = "--objective_rate=20"
+
+EXACT = ("--local_solver=exact", "--straggler_rate=0", "--client_accountant=proven")
 
 
 def refuse(arguments, *parts: str) -> None:
@@ -43,8 +46,8 @@ class TestAlgorithms:
     def test_pfedme_has_its_own_pull(self):
         refuse(
             ["--algorithm=pfedme"],
-            "^`proximal_mu` must be 0 for pfedme, whose pull is `pfedme_penalty`. "
-            "Found 0.3.$",
+            "^`proximal_mu` must be 0 for pfedme, whose pull is `pfedme_penalty`, and "
+            "`upcycled_coefficient` given for even steps. Found 0.3.$",
         )
         assert parse(*PFEDME).algorithm == "pfedme"
 
@@ -278,8 +281,8 @@ class TestWithData:
     @pytest.mark.parametrize(
         "arguments",
         [
-            [*OBJECTIVE, RATE, "--local_solver=exact", "--straggler_rate=0"],
-            [*OUTPUT, NO_NOISE, "--local_solver=exact", "--straggler_rate=0"],
+            [*OBJECTIVE, RATE, *EXACT],
+            [*OUTPUT, NO_NOISE, *EXACT],
         ],
         ids=["objective", "output"],
     )
@@ -318,3 +321,49 @@ def replace_clients(monkeypatch, change) -> None:
         return dataclasses.replace(task, train=train)
 
     monkeypatch.setattr(distributed_training, "load_task", load_task)
+
+
+class TestAfterReview:
+    """What was once let through."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                ["--client_failure=drop"],
+                "^`client_failure` must be raise for the exact",
+            ),
+            (
+                ["--client_accountant=as_published"],
+                "^`client_accountant` must be proven for the exact solver",
+            ),
+            (["--gradient_tolerance=1e-12"], "^`gradient_tolerance` must be at least"),
+        ],
+    )
+    def test_the_exact_solver(self, arguments, message):
+        refuse([*PROVEN, "--client_epsilon=2", *arguments], message)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--upcycled_lambda=-1"], "^`upcycled_lambda` must be >= 0. Found -1.0.$"),
+            (
+                ["--upcycled_coefficient=1"],
+                r"^`upcycled_coefficient` must be in \[0, 1\). Found 1.0.$",
+            ),
+            (
+                ["--client_accountant=proven"],
+                "^`client_accountant` must be as_published",
+            ),
+            (["--unmet_assumptions"], "^`unmet_assumptions` must be False without"),
+            (
+                [*OUTPUT, "--client_stddev=1e39"],
+                "^`client_stddev` must be at most 1e",
+            ),
+        ],
+    )
+    def test_names_are_those_of_the_flags(self, arguments, message):
+        refuse(arguments, message)
+
+    def test_the_least_tolerance_is_the_solvers(self):
+        assert upcycled_config.MIN_TOLERANCE == exact_solver.MIN_TOLERANCE

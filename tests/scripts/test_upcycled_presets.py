@@ -41,7 +41,12 @@ SMALLER = {
 }
 # The rest, whose clients have batches enough for a stack of them.
 OTHERWISE = ("--client_epochs=2",)
-SLOW = {"digits_ddgauss", "femnist_cnn", "sent140_lstm"}
+SLOW = {
+    "digits_ddgauss",
+    "femnist_cnn",
+    "femnist_output_perturbation",
+    "sent140_lstm",
+}
 
 
 @pytest.fixture(scope="module")
