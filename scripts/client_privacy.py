@@ -144,6 +144,10 @@ def build_client_privacy(
         raise ValueError(
             f"`model` must be {_ONE_OUTPUT} for the exact solver. Found {model.name!r}."
         )
+    if config.is_exact and model.name != _ONE_OUTPUT:
+        raise ValueError(
+            f"`model` must be {_ONE_OUTPUT} for the exact solver. Found {model.name!r}."
+        )
     sizes = _count_examples(task)
     problems = _list_problems(config, task, model)
     if problems and not config.unmet_assumptions:

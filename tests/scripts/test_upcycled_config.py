@@ -216,6 +216,54 @@ class TestPerturbations:
         )
 
 
+class TestFurtherRefusals:
+    @pytest.mark.parametrize("name", ["model_clip", "client_stddev"])
+    def test_what_float32_cannot_hold(self, name):
+        noise = [] if name == "client_stddev" else ["--client_stddev=1"]
+        arguments = [*OUTPUT, *noise]
+        refuse(
+            [*arguments, f"--{name}=1e16"],
+            rf"^`{name}` must be at most 1e\+15, .* Found 1e\+16.$",
+        )
+        parse(*arguments, f"--{name}=1e15")
+
+    def test_a_tolerance_that_cannot_be_checked(self):
+        refuse(
+            [*PROVEN, RATE, "--gradient_tolerance=1e-9"],
+            "^`gradient_tolerance` must be at least 1e-08: .* Found 1e-09.$",
+        )
+        parse(*PROVEN, RATE, "--gradient_tolerance=1e-8")
+        assert upcycled_config.MIN_TOLERANCE == exact_solver.MIN_TOLERANCE
+
+    @pytest.mark.parametrize("kind", ["output", "objective"])
+    def test_an_exact_solver_without_its_tolerance_in_the_bound(self, kind):
+        noise = NO_NOISE if kind == "output" else RATE
+        arguments = [*PROVEN, f"--perturbation={kind}", noise]
+        refuse(
+            [*arguments, "--client_accountant=as_published"],
+            "^`client_accountant` must be proven for the exact solver: .* Found "
+            "'as_published'.$",
+        )
+        parse(*arguments)
+
+    def test_clients_that_may_fail_by_their_data(self):
+        refuse(
+            [*PROVEN, RATE, "--client_failure=drop"],
+            "^`client_failure` must be raise for the exact solver: .* Found 'drop'.$",
+        )
+        parse(*OUTPUT, NO_NOISE, "--client_failure=drop")
+
+    @pytest.mark.parametrize(
+        ("argument", "name"),
+        [
+            ("--client_accountant=proven", "client_accountant"),
+            ("--unmet_assumptions", "unmet_assumptions"),
+        ],
+    )
+    def test_words_about_noise_where_there_is_none(self, argument, name):
+        refuse([argument], f"^`{name}` must be .* without a perturbation. Found ")
+
+
 def parse_kind(arguments) -> str:
     (kind,) = [a.split("=")[1] for a in arguments if "--perturbation" in a] or ["none"]
     return kind
