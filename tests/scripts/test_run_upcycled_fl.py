@@ -393,7 +393,9 @@ class TestResuming:
             upcycled_runs.run(folder, *arguments)
         assert len(runs.read_rows(folder / "run")) == 2
 
-    @pytest.mark.parametrize("name", ["scaffold", "pfedme"])
+    @pytest.mark.parametrize(
+        "name", ["scaffold", pytest.param("pfedme", marks=pytest.mark.slow)]
+    )
     def test_what_clients_keep_outlives_a_kill(self, run, tmp_path, monkeypatch, name):
         arguments = (f"--algorithm={name}", *EXTRA.get(name, ()), *self.ARGUMENTS)
         whole, _ = run(*arguments)
@@ -405,6 +407,7 @@ class TestResuming:
             expected = (whole.folder / file).read_bytes()
             assert (resumed.folder / file).read_bytes() == expected
 
+    @pytest.mark.slow
     def test_clients_that_forget_are_noticed(self, run, tmp_path, monkeypatch):
         """What the test above would see."""
         arguments = ("--algorithm=scaffold", *self.ARGUMENTS)
@@ -450,6 +453,7 @@ class TestMechanisms:
         # Clients add no noise of their own.
         assert one["client_privacy"] is None and "client_epsilon_max" not in rows[0]
 
+    @pytest.mark.slow
     def test_all_that_scaffold_sends_is_paid_for(self, run):
         private = ("--mechanism=ddgauss", *PRIVATE, self.UPCYCLED)
         average, _ = run(*private)

@@ -180,6 +180,7 @@ class TestTraining:
             config,
         )
 
+    @pytest.mark.slow
     def test_upcycled_is_fedprox_with_a_server_rate_bit_for_bit(self, train):
         upcycled = train(algorithm=Algorithm.UPCYCLED, mu=0.3, lambda_value=0.3)
         scaled = train(algorithm=Algorithm.FEDPROX, mu=0.3, server_factor=1.5)
@@ -346,6 +347,7 @@ class TestTable:
         assert json.loads((folder / "results.json").read_text())["generated"]
 
 
+@pytest.mark.slow
 class TestResuming:
     @pytest.mark.parametrize("damage", ["deleted", "truncated"])
     def test_resumed_equals_uninterrupted(
@@ -407,6 +409,7 @@ class TestResuming:
         assert text == (finished[0].folder / "results.csv").read_bytes()
 
 
+@pytest.mark.slow
 class TestOtherStudies:
     def test_claims(self, run, tmp_path, capsys):
         outcome = run(

@@ -44,7 +44,10 @@ OTHERWISE = ("--client_epochs=2",)
 SLOW = {
     "digits_ddgauss",
     "femnist_cnn",
+    "femnist_mlp",
     "femnist_output_perturbation",
+    "objective_perturbation",
+    "output_perturbation",
     "sent140_lstm",
 }
 

@@ -153,6 +153,7 @@ def test_verdicts_by_hand(theirs, verdict, epsilon, order):
     assert found.difference.high == pytest.approx(differences.mean() + half, rel=1e-4)
 
 
+@pytest.mark.slow
 class TestStudy:
     def test_every_figure_stands_by_its_accountant(self, finished):
         outcome, out = finished

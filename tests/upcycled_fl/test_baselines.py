@@ -74,7 +74,8 @@ class TestPapers:
         assert find_far(case, runs(name), follow(case)) == []
 
     @pytest.mark.parametrize(
-        "name", [pytest.param(RICH[0], marks=pytest.mark.slow), *RICH[1:]]
+        "name",
+        [RICH[0], *(pytest.param(name, marks=pytest.mark.slow) for name in RICH[1:])],
     )
     def test_a_stack_of_clients_does_the_same(self, name, monkeypatch):
         case, calls = CASES[name], []

@@ -240,6 +240,7 @@ class TestTraining:
         for a, b in zip(read(upcycled), read(plain), strict=True):
             assert all(map(np.array_equal, a, b))
 
+    @pytest.mark.slow
     def test_weights_are_the_numbers_of_examples(self):
         """The mean by hand, from each client's own training."""
         model = build_logistic_regression(SHAPE, 3)

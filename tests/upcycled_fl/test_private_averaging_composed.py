@@ -121,6 +121,7 @@ class TestExact:
             build_process(algorithm)
 
 
+@pytest.mark.slow
 class TestAggregators:
     """The carried seed is the aggregator's too: clients' streams are others."""
 

@@ -215,6 +215,7 @@ class TestServerRate:
     def test_around_scaffold_bit_for_bit(self, engine):
         self.compare(baselines.Scaffold(participation=1.0), 0.0)
 
+    @pytest.mark.slow
     def test_around_feddyn(self, engine):
         self.compare(baselines.FedDyn(participation=1.0, proximal_strength=2.0), 0.0)
 

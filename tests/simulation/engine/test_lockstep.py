@@ -374,6 +374,7 @@ def build_process(model, **choices) -> tff.learning.templates.LearningProcess:
     )
 
 
+@pytest.mark.slow
 def test_trainings_share_what_their_clients_do_alike(context, rng):
     def build(loss_scale):
         model = build_logistic_regression((2, 1, 1), 3)
