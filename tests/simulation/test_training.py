@@ -88,14 +88,15 @@ class Killed(BaseException):
 def ending_in_round(number: int, error: BaseException):
     """Raises `error` while the clients of the round work."""
     with pytest.MonkeyPatch.context() as patch:
-        select = cohort.PoissonCohort.select
+        select = cohort.select_survivors
 
-        def failing(sampler, round_number):
+        def failing(joined, *, round_number, **choices):
             if round_number == number:
                 raise error
-            return select(sampler, round_number)
+            return select(joined, round_number=round_number, **choices)
 
-        patch.setattr(cohort.PoissonCohort, "select", failing)
+        # The round is in the journal by then.
+        patch.setattr(cohort, "select_survivors", failing)
         with contextlib.suppress(type(error)):
             yield
 
