@@ -155,6 +155,23 @@ class TestPresets:
         if config.loss == "double_softmax":
             assert "authors'" in text
 
+    @pytest.mark.slow
+    def test_two_rounds(self, preset, data_folder, tmp_path):
+        smaller = (
+            "--upcycled_lambda=0.12",
+            "--client_lr_grid=0.05",
+            "--server_factor_grid=1",
+            "--lambda_grid=0.1",
+            f"--data_folder={data_folder}",
+            f"--output_root={tmp_path}",
+            "--experiment=run",
+        )
+        config = parse(f"--flagfile={preset}", *TINY, *smaller)
+        outcome = upcycled_study.run(config)
+        assert outcome.findings.config.study == config.study
+        assert (tmp_path / "run" / "results.json").exists()
+        assert {run.mu for run in outcome.findings.runs.values()} <= {0.0, 0.3}
+
 
 def test_there_are_presets():
     assert len(PRESETS) == 6
