@@ -68,6 +68,8 @@ def _define_grid_flags(values: flags.FlagValues) -> None:
         ("epsilon", "1,6", "privacy budget", number),
     ):
         axis_flag.define_axis(name, default, text, item=item, values=values)
+        # --help lists what the main module declares.
+        flags.declare_key_flag(name, flag_values=values)
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:

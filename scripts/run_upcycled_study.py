@@ -79,6 +79,8 @@ def _define_grid_flags(values: flags.FlagValues) -> None:
         ),
     ):
         axis_flag.define_axis(name, default, text, item=item, values=values)
+        # --help lists what the main module declares.
+        flags.declare_key_flag(name, flag_values=values)
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:

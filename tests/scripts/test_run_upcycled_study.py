@@ -126,6 +126,18 @@ class TestFlags:
         with pytest.raises(ValueError, match=message):
             parse(*arguments)
 
+    def test_help_lists_every_flag(self):
+        done = subprocess.run(
+            [sys.executable, "-m", "scripts.run_upcycled_study", "--help"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            cwd=ROOT,
+        )
+        for field in dataclasses.fields(StudyConfig):
+            names = (f"--{field.name}:", f"--[no]{field.name}:")
+            assert any(name in done.stdout for name in names), field.name
+
     def test_program_ends_with_one_message_and_code_2(self, tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "scripts.run_upcycled_study", "--mu=0.2"]
