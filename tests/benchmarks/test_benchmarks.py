@@ -32,7 +32,13 @@ def run(name: str, tmp_path: pathlib.Path, *options: str) -> tuple[dict, str]:
     return json.loads(path.read_text()), done.stdout
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "engine"))
+        for name in SMALL
+    ],
+)
 def test_it_runs_and_writes_what_it_timed(name, tmp_path):
     figures, printed = run(name, tmp_path, *SMALL[name])
     seconds = figures.get("linear", figures)["median_seconds"]

@@ -345,7 +345,9 @@ class TestProgram:
         assert last.startswith("prepare_data: error: ") and "table.csv" in last
         assert "Traceback" not in done.stderr
 
-    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+    @pytest.mark.parametrize(
+        "how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    )
     def test_what_was_killed_goes_on(self, prepare, tmp_path, how):
         file = write_csv(tmp_path / "table.csv", users=200, rows=300)
         arguments = ["--format=csv", f"--input={file}", *TABLE]

@@ -204,7 +204,11 @@ class TestLockstep:
 
     @pytest.mark.parametrize(
         ("name", "optimizer"),
-        [("logistic_regression", "momentum"), ("mlp", "sgd"), ("mlp", "adam")],
+        [
+            ("logistic_regression", "momentum"),
+            ("mlp", "sgd"),
+            pytest.param("mlp", "adam", marks=pytest.mark.slow),
+        ],
     )
     def test_a_stack_trains_as_the_clients_do_one_by_one(
         self, context, name, optimizer, rng, monkeypatch

@@ -196,9 +196,8 @@ def read(states):
 
 
 class TestTraining:
-    @pytest.mark.parametrize(
-        "factory", ["uniform", pytest.param("by_examples", marks=pytest.mark.slow)]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("factory", ["uniform", "by_examples"])
     def test_it_is_fedprox_with_a_larger_server_step_bit_for_bit(self, factory):
         mu, lambda_value = 0.5, 0.21
         constant = schedule.ConstantLambda(mu=mu, lambda_value=lambda_value)
