@@ -55,6 +55,13 @@ class TestConfig:
         with pytest.raises(ValueError, match=message):
             parse(flag)
 
+    @pytest.mark.parametrize(
+        "flags_", [["--client_stddev=1", "--mechanism=none"], ["--client_epsilon=2"]]
+    )
+    def test_noise_that_is_not_at_equal_epsilon(self, flags_):
+        with pytest.raises(ValueError, match="^`client_epsilon` must be given with"):
+            parse("--perturbation=output", *flags_)
+
     def test_half_the_rounds_and_the_baseline(self):
         config = parse("--total_rounds=10")
         for variant in Variant:
