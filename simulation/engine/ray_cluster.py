@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -172,11 +172,12 @@ class RayCluster:
 
     def run_chunks(
         self, shipment: Shipment, chunks: Iterator[ChunkInputs]
-    ) -> Iterator[ChunkResult]:
+    ) -> Generator[ChunkResult, None, None]:
         """Runs chunks and yields their results, in the order of the chunks.
 
         Every chunk's result is taken once. A chunk whose worker was lost, with or
-        before its result, goes to another worker.
+        before its result, goes to another worker. Close the generator before the
+        cluster: it cancels what is still running.
 
         Raises:
             EngineError: If no worker is left, or a chunk loses one worker after the
@@ -259,7 +260,7 @@ class RayCluster:
             process.adopt_orphans()
         else:
             # Other machines have the packages, perhaps, but not this project.
-            names = ("distributed_dp", "simulation", "scripts")
+            names = ("distributed_dp", "simulation", "scripts", "upcycled_fl")
             modules = [str(pathlib.Path(root) / name) for name in names]
             environment = {
                 "env_vars": {"TF_CPP_MIN_LOG_LEVEL": "2"},

@@ -1,7 +1,8 @@
 """The context of TFF that spreads the clients over a Ray cluster."""
 
+import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import tensorflow_federated as tff
@@ -105,8 +106,13 @@ class RayContext(EngineContext):
             result = PassResult(totals=list(given.zeros), kept=kept)
             merge = merges.get(level)
             chunks = _split_chunks(given.num_clients, group_sizes[level])
-            for chunk in self._run_chunks(computation, level, chunks, given, watch):
-                _take_chunk(result, chunk, merge)
+            # Closed at once where a client fails, not when its error is forgotten: by
+            # then Ray may have ended, and would be started again to cancel the rest.
+            with contextlib.closing(
+                self._run_chunks(computation, level, chunks, given, watch)
+            ) as done:
+                for chunk in done:
+                    _take_chunk(result, chunk, merge)
             return result
 
         return run_pass
@@ -118,7 +124,7 @@ class RayContext(EngineContext):
         chunks: Sequence["_Chunk"],
         given: PassInputs,
         watch: Watch,
-    ) -> Iterator["_Chunk"]:
+    ) -> Generator["_Chunk", None, None]:
         """Runs a pass on the cluster, chunk by chunk, in order."""
         total = given.num_clients
         loaders = _list_loaders(given)
@@ -135,13 +141,14 @@ class RayContext(EngineContext):
         results = self.cluster.run_chunks(
             shipment, (chunk.pack(given, loaders) for chunk in chunks)
         )
-        for chunk, result in zip(chunks, results, strict=True):
-            chunk.result = result
-            for index, reason in sorted(chunk.list_failures()):
-                watch.on_failure(ClientError(index, total, reason))
-            yield chunk
-            if watch.on_done is not None:
-                watch.on_done(chunk.stop, total)
+        with contextlib.closing(results):
+            for chunk, result in zip(chunks, results, strict=True):
+                chunk.result = result
+                for index, reason in sorted(chunk.list_failures()):
+                    watch.on_failure(ClientError(index, total, reason))
+                yield chunk
+                if watch.on_done is not None:
+                    watch.on_done(chunk.stop, total)
 
     def _ship_loader(self, loader: Callable[[Any], Any]) -> tuple[str, Any]:
         """Returns the name and the reference of a loader, sent at its first use."""

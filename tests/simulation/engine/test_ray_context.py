@@ -17,7 +17,15 @@ import tensorflow_federated as tff
 
 from distributed_dp import DDGaussFactory, accounting
 from simulation import execution, learning
-from simulation.engine import chunk, client_part, plan, portable, ray_cluster
+from simulation.engine import (
+    chunk,
+    client_part,
+    plan,
+    portable,
+    ray_cluster,
+    ray_context,
+)
+from simulation.engine.client_pass import PassInputs, Watch
 from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError
 from simulation.engine.context import _compile
@@ -377,3 +385,37 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch):
 def test_a_cluster_that_is_not_there_is_an_error(address, message):
     with pytest.raises(EngineError, match=message):
         ray_cluster.check_listening(address)
+
+
+class TestCancelling:
+    def test_what_still_runs_is_cancelled_when_a_client_fails(self):
+        """Not when its error is forgotten: Ray may have ended by then."""
+        ended = []
+
+        class FakeCluster:
+            def put(self, value):
+                return value
+
+            def run_chunks(self, shipment, chunks):
+                try:
+                    for _ in chunks:
+                        failures = {0: "it broke"}
+                        yield chunk.ChunkResult(totals=[], kept=[], failures=failures)
+                finally:
+                    ended.append(True)
+
+        context = RayContext.__new__(RayContext)
+        context.cluster = FakeCluster()
+        context._loaders = {}
+        given = PassInputs(num_clients=2, shared={}, readers={}, zeros=[])
+        chunks = [ray_context._Chunk([range(n, n + 1)]) for n in range(2)]
+
+        def fail(error):
+            raise error
+
+        watch = Watch(on_failure=fail, on_done=None)
+        # The error is held, and with it every frame that it passed.
+        with pytest.raises(ClientError, match="it broke") as caught:
+            list(context._run_chunks(("c", None), 0, chunks, given, watch))
+        assert ended == [True]
+        assert caught.value.client_index == 0
