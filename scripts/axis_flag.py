@@ -52,3 +52,11 @@ def define_axis(
         flag_values=values,
         serializer=flags.CsvListSerializer(","),
     )
+
+
+def check_axis(name: str, values: tuple[Any, ...]) -> None:
+    """Raises ValueError unless an axis has values, each of them once."""
+    if not values:
+        raise ValueError(f"`{name}` must hold at least one value. Found {values!r}.")
+    if len(set(values)) < len(values):
+        raise ValueError(f"`{name}` must hold each value once. Found {values!r}.")

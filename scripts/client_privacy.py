@@ -1,7 +1,6 @@
 """The privacy that each client has by its own noise: what it costs, and who pays."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,13 +8,13 @@ import numpy as np
 from scripts.mechanism_plan import SEEDED_NOTE
 from scripts.upcycled_config import UpcycledConfig
 from simulation import cohort, ledger, table
+from simulation.linear_models import ONE_OUTPUT
 from simulation.model import Model
 from simulation.tasks.task import Task
 from upcycled_fl import accounting
 
 _SLACK = 1e-9
 _NOT_MET = "assumptions known not to hold"
-_ONE_OUTPUT = "one_output_logistic_regression"
 # What the noise on an inexact solution costs a round, unless its rate is given.
 _RESIDUAL_EPSILON = 0.01
 
@@ -54,7 +53,7 @@ class ClientPrivacyPlan:
             num_releases=num_releases,
             accountant=self.accountant,
             delta=self.delta,
-            conversion=_choose_conversion(self.accountant),
+            conversion=accounting.choose_conversion(self.accountant),
         )
         standing = statement.standing
         if self.problems:
@@ -69,9 +68,14 @@ class ClientPrivacyPlan:
             not_covered=(*statement.not_covered, *self.caveats),
         )
 
-    def describe(self, num_releases: np.ndarray) -> Mapping[str, table.Scalar]:
-        """Returns the columns of metrics.csv, each with its accountant beside it."""
+    def charge(self, num_releases: np.ndarray) -> Mapping[str, table.Scalar]:
+        """Returns the columns of metrics.csv, each with its accountant beside it.
+
+        Raises:
+            BudgetExceededError: If that many releases pass the budget.
+        """
         statement = self.compute_statement(num_releases)
+        self._check_budget(statement)
         return {
             "client_epsilon_mean": statement.epsilon_mean,
             "client_epsilon_min": statement.epsilon_min,
@@ -81,11 +85,9 @@ class ClientPrivacyPlan:
             "client_standing": statement.standing or "proven",
         }
 
-    def check(self, num_releases: np.ndarray) -> None:
-        """Raises BudgetExceededError if that many releases pass the budget."""
+    def _check_budget(self, statement: accounting.ClientPrivacyStatement) -> None:
         if self.budget is None:
             return
-        statement = self.compute_statement(num_releases)
         epsilon = statement.epsilon_max
         if self.target is accounting.EpsilonTarget.MEAN:
             epsilon = statement.epsilon_mean
@@ -140,13 +142,9 @@ def build_client_privacy(
     """
     if config.perturbation == "none":
         return None
-    if config.is_exact and model.name != _ONE_OUTPUT:
+    if config.is_exact and model.name != ONE_OUTPUT:
         raise ValueError(
-            f"`model` must be {_ONE_OUTPUT} for the exact solver. Found {model.name!r}."
-        )
-    if config.is_exact and model.name != _ONE_OUTPUT:
-        raise ValueError(
-            f"`model` must be {_ONE_OUTPUT} for the exact solver. Found {model.name!r}."
+            f"`model` must be {ONE_OUTPUT} for the exact solver. Found {model.name!r}."
         )
     sizes = _count_examples(task)
     problems = _list_problems(config, task, model)
@@ -159,7 +157,7 @@ def build_client_privacy(
     target = accounting.EpsilonTarget(config.client_epsilon_target)
     releases = np.full(task.num_clients, config.total_rounds)
     if config.keeps_diagnostics and config.seed is not None:
-        releases = _count_planned_releases(config, cohorts)
+        releases = cohort.count_rounds_joined(cohorts, config.total_rounds)
     caveats = list(task.caveats)
     if config.seed is not None:
         caveats.append(SEEDED_NOTE)
@@ -212,7 +210,7 @@ def _build_output(
         num_examples=sizes,
         num_releases=releases,
         accountant=config.accountant,
-        conversion=_choose_conversion(config.accountant),
+        conversion=accounting.choose_conversion(config.accountant),
         minimiser=minimiser,
         target=target,
     )
@@ -251,13 +249,6 @@ def _build_objective(
     )
 
 
-def _choose_conversion(accountant: accounting.Accountant) -> accounting.Conversion:
-    """Returns the theorem's own conversion, or the exact one for what is proven."""
-    if accountant is accounting.Accountant.PROVEN:
-        return accounting.Conversion.ANALYTIC
-    return accounting.Conversion.MOMENTS
-
-
 def _count_examples(task: Task) -> np.ndarray:
     """Returns |D_i|, int64[N].
 
@@ -275,20 +266,9 @@ def _count_examples(task: Task) -> np.ndarray:
     return sizes.astype(np.int64)
 
 
-def _count_planned_releases(
-    config: UpcycledConfig, cohorts: cohort.CohortSampler
-) -> np.ndarray:
-    """Returns the rounds that each client will join, int64[N]."""
-    index = {client_id: place for place, client_id in enumerate(cohorts.client_ids)}
-    counts = np.zeros(len(index), np.int64)
-    for number in range(config.total_rounds):
-        counts[[index[client_id] for client_id in cohorts.select(number)]] += 1
-    return counts
-
-
 def _list_problems(config: UpcycledConfig, task: Task, model: Model) -> list[str]:
     """Returns what is known not to hold of theorem C.2's assumptions."""
-    if config.perturbation != "objective" or model.name == _ONE_OUTPUT:
+    if config.perturbation != "objective" or model.name == ONE_OUTPUT:
         return []
     problems = [f"the model {model.name} is not a linear model with one output"]
     largest = 0.0
@@ -309,9 +289,7 @@ def _list_problems(config: UpcycledConfig, task: Task, model: Model) -> list[str
 
 def _choose_loss(model: Model) -> accounting.LinearModelLoss:
     """Returns u_1 and u_2: of one output, else those of a softmax."""
-    if model.name == _ONE_OUTPUT:
+    if model.name == ONE_OUTPUT:
         return accounting.LOGISTIC_LOSS
-    # Of a linear model with two outputs; for others no theorem says them.
-    return accounting.LinearModelLoss(
-        lipschitz=math.sqrt(2), curvature=0.5, num_outputs=2, max_feature_norm=1.0
-    )
+    # For models that are not linear no theorem says them.
+    return accounting.SOFTMAX_LOSS

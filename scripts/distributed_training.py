@@ -1,8 +1,6 @@
 """One run of run_distributed_dp: from a configuration to a run folder."""
 
 import dataclasses
-import hashlib
-import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -396,20 +394,13 @@ def _describe_settings(planned: _Run) -> dict[str, Any]:
 
 
 def choose_folder(config: TrainingConfig, settings: Mapping[str, Any]) -> pathlib.Path:
-    """Returns the folder named by the flags, or one whose name follows from them.
-
-    In the latter case a finished run is left alone: the next free number is taken.
-    """
-    root = pathlib.Path(config.output_root)
-    if config.experiment is not None:
-        return root / config.experiment
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    name = f"{config.task}-{config.mechanism}-{digest[:8]}"
-    path, number = root / name, 1
-    while (path / _RESULTS_NAME).exists():
-        number += 1
-        path = root / f"{name}-{number}"
-    return path
+    """Returns the folder of a run: see `run_folder.choose_folder`."""
+    return run_folder.choose_folder(
+        config,
+        settings,
+        name=f"{config.task}-{config.mechanism}",
+        finished=_RESULTS_NAME,
+    )
 
 
 def _compute_client_statements(

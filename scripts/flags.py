@@ -73,6 +73,11 @@ def define_run_flags(values: flags.FlagValues) -> None:
         "this machine",
         flag_values=values,
     )
+    define_output_flags(values)
+
+
+def define_output_flags(values: flags.FlagValues) -> None:
+    """Defines --output_root and --experiment."""
     flags.DEFINE_string(
         "output_root", "runs", "folder that holds the run folders", flag_values=values
     )

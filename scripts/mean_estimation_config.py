@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from distributed_dp.accounting import Mechanism, NormBound
+from scripts import axis_flag
 from scripts import flags as run_flags
 
 MECHANISMS = tuple(mechanism.value for mechanism in Mechanism)
@@ -116,7 +117,7 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         for name in _GRID_FIELDS:
-            _check_axis(name, getattr(self, name))
+            axis_flag.check_axis(name, getattr(self, name))
         _check_choices("mechanism", self.mechanism, MECHANISMS)
         _check_choices("rotation", self.rotation, ROTATIONS)
         _check_choices("norm_bound", self.norm_bound, NORM_BOUNDS)
@@ -189,13 +190,6 @@ def build_cells(config: StudyConfig) -> list[Cell]:
                         )
                     )
     return cells
-
-
-def _check_axis(name: str, values: tuple[Any, ...]) -> None:
-    if not values:
-        raise ValueError(f"`{name}` must hold at least one value. Found {values!r}.")
-    if len(set(values)) < len(values):
-        raise ValueError(f"`{name}` must hold each value once. Found {values!r}.")
 
 
 def _check_choices(

@@ -1,21 +1,20 @@
 """What the mean-estimation study prints and draws."""
 
 import collections
-import io
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from distributed_dp import accounting
+from scripts.field_list import format_fields
 from scripts.mean_estimation import CENTRAL_DRAWS, CONFIDENCE
 from scripts.mean_estimation_config import StudyConfig
 from scripts.mean_estimation_plan import Plan, compute_statements
 from scripts.mean_estimation_rows import INFEASIBLE, Row
-from simulation import seeds
+from simulation import plot, seeds
 
-_WIDTH = 12
 _LABEL_WIDTH = 22
 _FIELD_WIDTH = 21
 _EPSILONS_A_BLOCK = 4
@@ -61,7 +60,7 @@ def describe_run(
         "randomness": root.description,
         "output": str(folder),
     }
-    return _format_lines(lines)
+    return format_fields(lines)
 
 
 def describe_results(
@@ -92,7 +91,7 @@ def describe_results(
         "wall time": f"{seconds:.1f} s",
         "files": "\n".join(str(file) for file in files),
     }
-    return "\n\n".join([*blocks, _format_lines(lines)])
+    return "\n\n".join([*blocks, format_fields(lines)])
 
 
 def summarize_results(
@@ -141,16 +140,9 @@ def _describe_example(plan: Plan) -> str:
 
 def save_plot(path: pathlib.Path, rows: Sequence[Row]) -> None:
     """Draws the error against epsilon, a panel for each (n, k), and writes it whole."""
-    import matplotlib.backends.backend_agg as agg
-    import matplotlib.figure
-
     panels = _group_panels(rows)
     num_columns = max(len(line) for line in panels.values())
-    figure = matplotlib.figure.Figure(
-        figsize=(1.2 + 3.6 * num_columns, 0.9 + 2.9 * len(panels)),
-        layout="constrained",
-    )
-    agg.FigureCanvasAgg(figure)
+    figure = plot.start_figure(1.2 + 3.6 * num_columns, 0.9 + 2.9 * len(panels))
     axes = figure.subplots(len(panels), num_columns, squeeze=False)
     handles: dict[str, Any] = {}
     for line, panel_axes in zip(panels.values(), axes, strict=True):
@@ -167,11 +159,7 @@ def save_plot(path: pathlib.Path, rows: Sequence[Row]) -> None:
         ncols=2 * num_columns - 1,
         fontsize="small",
     )
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(buffer.getvalue())
-    partial.replace(path)
+    plot.save_figure(figure, path)
 
 
 def _group_panels(
@@ -329,12 +317,3 @@ def _to_float(value: Any) -> float:
 
 def _join(values: Sequence[Any]) -> str:
     return ", ".join(f"{v:g}" if isinstance(v, float) else f"{v}" for v in values)
-
-
-def _format_lines(lines: Mapping[str, str]) -> str:
-    rows = []
-    for name, text in lines.items():
-        first, *rest = text.split("\n")
-        rows.append(f"{name:<{_WIDTH}}{first}")
-        rows.extend(" " * _WIDTH + line for line in rest)
-    return "\n".join(rows)

@@ -3,19 +3,14 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import hashlib
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-import tqdm
 
 from distributed_dp import accounting
 from scripts import (
@@ -31,7 +26,7 @@ from scripts.mean_estimation_config import (
 )
 from scripts.mean_estimation_plan import Baseline, Plan, build_baseline, build_plan
 from scripts.mean_estimation_rows import Central, Row
-from simulation import process, run_folder, seeds
+from simulation import process, progress, run_folder, seeds
 
 RESULTS_NAME = "results.csv"
 SUMMARY_NAME = "results.json"
@@ -41,8 +36,6 @@ _ENTROPY = "from the operating system"
 _PACKAGES = ("dp-accounting", "numpy", "scipy", "tensorflow")
 # After so many cells, while no thread is at work, memory is freed.
 _CELLS_A_BATCH = 16
-# Seconds between two lines of progress, on a terminal and in a log.
-_PROGRESS_SECONDS = {True: 0.1, False: 10.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +67,9 @@ def run(config: StudyConfig) -> StudyOutcome:
         root = seeds.build_root_seed(config.seed)
         plans = build_plans(config)
         settings = _describe_settings(config, root)
-    path = _choose_folder(config, settings)
+    path = run_folder.choose_folder(
+        config, settings, name="mean_estimation", finished=SUMMARY_NAME
+    )
     with process.user_errors(run_folder.RunFolderError):
         with run_folder.open_run_folder(path, settings) as folder:
             print(
@@ -152,7 +147,7 @@ def _measure(
                 check_stop=check_stop,
             )
 
-        with _show_progress("cells", len(done), len(plans), unit="cell") as bar:
+        with progress.show_progress("cells", len(done), len(plans), unit="cell") as bar:
             for start in range(0, len(pending), _CELLS_A_BATCH):
                 batch = pending[start : start + _CELLS_A_BATCH]
                 futures = {pool.submit(measure, plan): plan for plan in batch}
@@ -198,7 +193,8 @@ def _measure_central(
 
     futures = [pool.submit(measure, population) for population in populations]
     central: dict[Setting, Central] = {}
-    with _show_progress("central Gaussian", 0, len(futures), unit="population") as bar:
+    label = "central Gaussian"
+    with progress.show_progress(label, 0, len(futures), unit="population") as bar:
         for future in concurrent.futures.as_completed(futures):
             central.update(future.result())
             bar.update()
@@ -303,23 +299,6 @@ def _describe_settings(config: StudyConfig, root: seeds.RootSeed) -> dict[str, A
     }
 
 
-def _choose_folder(config: StudyConfig, settings: Mapping[str, Any]) -> pathlib.Path:
-    """Returns the folder named by the flags, or one whose name follows from them.
-
-    In the latter case a finished run is left alone: the next free number is taken.
-    """
-    root = pathlib.Path(config.output_root)
-    if config.experiment is not None:
-        return root / config.experiment
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    name = f"mean_estimation-{digest[:8]}"
-    path, number = root / name, 1
-    while (path / SUMMARY_NAME).exists():
-        number += 1
-        path = root / f"{name}-{number}"
-    return path
-
-
 def _write_results(
     config: StudyConfig,
     plans: Sequence[Plan],
@@ -335,16 +314,3 @@ def _write_results(
     )
     names = (run_folder.CONFIG_NAME, RESULTS_NAME, SUMMARY_NAME, PLOT_NAME)
     return [path / name for name in names]
-
-
-@contextlib.contextmanager
-def _show_progress(label: str, done: int, total: int, *, unit: str) -> Iterator[Any]:
-    with tqdm.tqdm(
-        desc=label,
-        total=total,
-        initial=done,
-        unit=unit,
-        mininterval=_PROGRESS_SECONDS[sys.stderr.isatty()],
-        dynamic_ncols=True,
-    ) as bar:
-        yield bar

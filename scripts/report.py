@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distributed_dp import accounting
+from scripts.field_list import format_fields
 from scripts.mechanism_plan import REFERENCE_DELTA, MechanismPlan
 from scripts.training_config import TrainingConfig
 from simulation import evaluation, execution, seeds, training
 from simulation.model import Model
 from simulation.tasks.task import Task
 
-_WIDTH = 12
 _NO_SERVER_PRIVACY = (
     "Privacy, the server itself: none (epsilon = inf). It sees the exact sum of the "
     "clipped updates before it adds the noise"
@@ -55,7 +55,7 @@ def describe_run(
     lines["secrecy"] = "simulated: secure sums are plain sums, no cryptography is run"
     lines["randomness"] = root.description
     lines["output"] = str(folder)
-    return _format_lines(lines)
+    return format_fields(lines)
 
 
 def describe_results(
@@ -89,7 +89,7 @@ def describe_results(
         "wall time": f"{seconds:.1f} s",
         "files": "\n".join(str(file) for file in files),
     }
-    return "\n\n".join([*blocks, _format_lines(lines)])
+    return "\n\n".join([*blocks, format_fields(lines)])
 
 
 def summarize_results(
@@ -293,12 +293,3 @@ def _compute_statements(
         deltas.append(REFERENCE_DELTA)
     statements = [plan.compute_statement(spent, delta=delta) for delta in deltas]
     return [statement for statement in statements if statement is not None]
-
-
-def _format_lines(lines: Mapping[str, str]) -> str:
-    rows = []
-    for name, text in lines.items():
-        first, *rest = text.split("\n")
-        rows.append(f"{name:<{_WIDTH}}{first}")
-        rows.extend(" " * _WIDTH + line for line in rest)
-    return "\n".join(rows)

@@ -17,6 +17,7 @@ command takes up its own unfinished study, run by run. Only --study=private adds
 from absl import flags
 
 from scripts import axis_flag
+from scripts import flags as run_flags
 from simulation import process
 
 _NAME = "run_upcycled_study"
@@ -146,22 +147,13 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "figure 3 alone",
         flag_values=values,
     )
-    flags.DEFINE_string(
-        "output_root", "runs", "folder that holds the run folders", flag_values=values
-    )
-    flags.DEFINE_string(
-        "experiment",
-        None,
-        "name of the run folder. Unset: a name that follows from the other flags, so "
-        "that the same command takes up its own unfinished study",
-        flag_values=values,
-    )
-    flags.declare_key_flag("flagfile", flag_values=values)
+    run_flags.define_output_flags(values)
+    for name in ("output_root", "experiment", "flagfile"):
+        flags.declare_key_flag(name, flag_values=values)
 
 
 def main() -> None:
     """Runs the program on the flags."""
-    from scripts import flags as run_flags
     from scripts.upcycled_study_config import StudyConfig
 
     with process.user_input():

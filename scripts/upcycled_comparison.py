@@ -6,18 +6,20 @@ import io
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tqdm
 
 from scripts import upcycled_training
+from scripts.field_list import format_fields
+from scripts.paired_difference import choose_least, compute_interval, judge
 from scripts.upcycled_comparison_config import (
     PAIRS,
     ComparisonConfig,
     Variant,
 )
-from scripts.upcycled_study_claims import compute_interval, judge
-from simulation import process, run_folder, table, training_output
+from simulation import plot, process, progress, run_folder, table
 
 _RUNS_NAME = "comparison.csv"
 _SUMMARY_NAME = "comparison.json"
@@ -74,7 +76,7 @@ def run(config: ComparisonConfig) -> list[Outcome]:
     folder = config.folder
     tuned = [variant for variant in Variant if variant.is_tuned]
     total = len(tuned) * len(config.server_lrs) + len(Variant) * len(config.seeds)
-    with tqdm.tqdm(total=total, unit="run", desc="comparison") as bar:
+    with progress.show_progress("comparison", 0, total, unit="run") as bar:
         trials = {
             variant: [
                 _train(config, variant, config.tuning_seed, rate, bar)
@@ -82,28 +84,32 @@ def run(config: ComparisonConfig) -> list[Outcome]:
             ]
             for variant in tuned
         }
-        rates = {variant: choose_rate(found) for variant, found in trials.items()}
+        with process.user_input():
+            rates = {variant: choose_rate(found) for variant, found in trials.items()}
         outcomes = [
             _train(config, variant, seed, rates.get(variant), bar)
             for variant in Variant
             for seed in config.seeds
         ]
+    files = [folder / name for name in (_RUNS_NAME, _SUMMARY_NAME, _PLOT_NAME)]
+    summary = summarize(config, outcomes, rates)
     with process.user_errors(OSError, run_folder.RunFolderError):
-        run_folder.write_text(folder / _RUNS_NAME, _tabulate(outcomes).to_csv())
-        summary = summarize(config, outcomes, rates)
-        run_folder.write_json(folder / _SUMMARY_NAME, summary)
-        _save_plot(folder / _PLOT_NAME, outcomes)
-    print(describe(config, outcomes, rates, folder), flush=True)
+        run_folder.write_text(files[0], _tabulate(outcomes).to_csv())
+        run_folder.write_json(files[1], summary)
+        _save_plot(files[2], outcomes)
+    print(describe(config, summary, files), flush=True)
     return outcomes
 
 
 def choose_rate(trials: Sequence[Outcome]) -> float:
-    """Returns the server learning rate of the least training loss."""
-    losses = [
-        trial.train_loss if np.isfinite(trial.train_loss) else np.inf
-        for trial in trials
-    ]
-    return trials[int(np.argmin(losses))].server_lr
+    """Returns the server learning rate of the least training loss.
+
+    Raises:
+        ValueError: If no loss is finite.
+    """
+    return choose_least(
+        {trial.server_lr: trial.train_loss for trial in trials}, "`server_lrs`"
+    )
 
 
 def compare(
@@ -126,66 +132,74 @@ def summarize(
     config: ComparisonConfig,
     outcomes: Sequence[Outcome],
     rates: Mapping[Variant, float],
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Returns everything that is printed, as JSON values."""
+    comparisons = []
+    for first, second, budget in PAIRS:
+        difference, verdict = compare(outcomes, first, second)
+        comparisons.append(
+            {
+                "first": first.value,
+                "second": second.value,
+                "at": budget,
+                "difference": difference,
+                "verdict": verdict,
+            }
+        )
     return {
         "flags": json.loads(json.dumps(config.to_dict(), default=str)),
         "epsilon_is": outcomes[0].epsilon_name,
         "notes": [_SEEDED, _TUNED],
         "chosen_server_lr": {variant.value: rate for variant, rate in rates.items()},
         "variants": {variant.value: _average(outcomes, variant) for variant in Variant},
-        "comparisons": [
-            {
-                "first": first.value,
-                "second": second.value,
-                "at": budget,
-                "difference": compare(outcomes, first, second)[0],
-                "verdict": compare(outcomes, first, second)[1],
-            }
-            for first, second, budget in PAIRS
-        ],
+        "comparisons": comparisons,
     }
 
 
 def describe(
     config: ComparisonConfig,
-    outcomes: Sequence[Outcome],
-    rates: Mapping[Variant, float],
-    folder: pathlib.Path,
+    summary: Mapping[str, Any],
+    files: Sequence[pathlib.Path],
 ) -> str:
-    """Returns the tables that are printed."""
+    """Returns the tables that are printed.
+
+    Args:
+        config: The configuration.
+        summary: What `summarize` returned.
+        files: What was written.
+    """
     lines = [
         "",
         f"T = {config.total_rounds} rounds with clients; seeds "
         f"{', '.join(map(str, config.seeds))}; mean +- standard deviation over them; "
-        f"epsilon is {outcomes[0].epsilon_name}",
+        f"epsilon is {summary['epsilon_is']}",
         f"{'':<31}{'server rate':>12}{'test metric':>20}{'test loss':>11}"
         f"{'epsilon':>10}{'releases':>10}",
     ]
-    for variant in Variant:
-        found = _average(outcomes, variant)
-        lines.append(
-            f"{variant.value:<31}{found['server_lr']:>12g}"
-            f"{found['metric']:>10.4f} +- {found['metric_stddev']:.4f}"
-            f"{found['test_loss']:>11.4f}{found['epsilon']:>10.4g}"
-            f"{found['rounds']:>10g}"
-        )
+    lines += [
+        f"{title:<31}{found['server_lr']:>12g}"
+        f"{found['metric']:>10.4f} +- {found['metric_stddev']:.4f}"
+        f"{found['test_loss']:>11.4f}{found['epsilon']:>10.4g}"
+        f"{found['rounds']:>10g}"
+        for title, found in summary["variants"].items()
+    ]
     lines += ["", "Difference of the test metric, paired by seed, 95 % t interval:"]
-    for first, second, budget in PAIRS:
-        text, verdict = compare(outcomes, first, second)
-        lines.append(f"  {first.value} - {second.value}, {budget}: {text}, {verdict}")
+    lines += [
+        f"  {one['first']} - {one['second']}, {one['at']}: {one['difference']}, "
+        f"{one['verdict']}"
+        for one in summary["comparisons"]
+    ]
+    rates = summary["chosen_server_lr"]
     lines += [
         "",
         f"{_TUNED}, {config.tuning_seed}: "
-        + ", ".join(f"{rate:g} ({v.value})" for v, rate in rates.items()),
+        + ", ".join(f"{rate:g} ({title})" for title, rate in rates.items()),
         "With a constant coefficient c Upcycled-FL is the baseline at a server rate "
         "1 + c times as large.",
         "An even step is not charged: releases are rounds with clients.",
         _SEEDED,
         "",
-        f"files       {folder / _RUNS_NAME}",
-        f"            {folder / _SUMMARY_NAME}",
-        f"            {folder / _PLOT_NAME}",
+        format_fields({"files": "\n".join(map(str, files))}),
     ]
     return "\n".join(lines)
 
@@ -200,7 +214,7 @@ def _train(
     """Trains one variant, in a folder of its own, without a word."""
     run_config = config.build_run(variant, seed, server_lr=server_lr)
     bar.set_postfix_str(f"{variant.value}, seed {seed}")
-    with contextlib.redirect_stdout(io.StringIO()), training_output.hide_progress():
+    with contextlib.redirect_stdout(io.StringIO()), progress.hide_progress():
         outcome = upcycled_training.run(run_config)
     bar.update()
     (result,) = outcome.results.values()
@@ -268,11 +282,7 @@ def _tabulate(outcomes: Sequence[Outcome]) -> table.Table:
 
 def _save_plot(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
     """Draws the mean test metric against rounds with clients and server steps."""
-    import matplotlib.backends.backend_agg as agg
-    import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=(9, 3.6), layout="constrained")
-    agg.FigureCanvasAgg(figure)
+    figure = plot.start_figure(9, 3.6)
     axes = figure.subplots(1, 2, sharey=True)
     for variant in Variant:
         curves = [dict(o.curve) for o in outcomes if o.variant is variant]
@@ -287,8 +297,4 @@ def _save_plot(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
     axes[1].legend(loc="lower right", fontsize=7)
     for axis in axes:
         axis.grid(alpha=0.3)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(buffer.getvalue())
-    partial.replace(path)
+    plot.save_figure(figure, path)

@@ -2,16 +2,11 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
-import json
 import pathlib
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import tqdm
 
 from scripts import (
     flags,
@@ -40,13 +35,12 @@ from scripts.upcycled_study_data import StudyData, load_data
 from scripts.upcycled_study_findings import Findings
 from scripts.upcycled_study_training import train
 from simulation import execution, process, run_folder
+from simulation.progress import show_progress
 
 RESULTS_NAME = "results.csv"
 SUMMARY_NAME = "results.json"
 CURVES_NAME = "curves"
 _PROGRAM = "run_upcycled_study"
-# Seconds between two lines of progress, on a terminal and in a log.
-_PROGRESS_SECONDS = {True: 0.1, False: 10.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +90,9 @@ def run(config: StudyConfig) -> StudyOutcome:
         if config.kind is Study.PRIVATE:
             upcycled_study_private.check(config, data)
     settings = _describe_settings(config, data)
-    path = _choose_folder(config, settings)
+    path = run_folder.choose_folder(
+        config, settings, name=f"upcycled_{config.study}", finished=SUMMARY_NAME
+    )
     with process.user_errors(run_folder.RunFolderError):
         with run_folder.open_run_folder(path, settings) as folder:
             print(
@@ -137,7 +133,7 @@ def _measure(progress: _Progress) -> Findings:
     with process.user_input():
         rates = choose_client_rates(config, curves)
     factors: Mapping[tuple[str, float], float] = {}
-    private: Mapping[tuple[str, str, float], float] = {}
+    private_rows: Sequence[upcycled_study_private.PrivateRow] = ()
     comparisons: Sequence[Comparison] = ()
     if config.kind is Study.CLAIMS:
         _train_all(progress, "choosing server rates", list_factor_runs(config, rates))
@@ -150,9 +146,10 @@ def _measure(progress: _Progress) -> Findings:
         runs = upcycled_study_private.list_factor_runs(config, data, rates)
         _train_all(progress, "choosing server rates", runs)
         with process.user_input():
-            private = upcycled_study_private.choose_factors(runs, curves)
-        found = upcycled_study_private.list_runs(config, data, rates, private)
+            chosen = upcycled_study_private.choose_factors(runs, curves)
+        found = upcycled_study_private.list_runs(config, data, rates, chosen)
         _train_all(progress, "runs", list(itertools.chain(*found.values())))
+        private_rows = upcycled_study_private.build_rows(config, data, found, curves)
     else:
         _train_all(progress, "runs", list_table_runs(config, rates))
     if config.kind is Study.FIGURES:
@@ -165,7 +162,7 @@ def _measure(progress: _Progress) -> Findings:
         runs=progress.runs,
         curves=curves,
         comparisons=comparisons,
-        private_factors=private,
+        private_rows=private_rows,
     )
 
 
@@ -182,7 +179,8 @@ def _train_all(progress: _Progress, label: str, runs: Sequence[Run]) -> None:
     todo = [one for one in runs if one.key not in progress.curves]
     if not todo:
         return
-    with _show_progress(label, len(runs) - len(todo), len(runs)) as bar:
+    done = len(runs) - len(todo)
+    with show_progress(label, done, len(runs), unit="run") as bar:
         for one in todo:
             bar.set_postfix_str(one.key)
             begun = time.monotonic()
@@ -251,23 +249,6 @@ def _describe_settings(
     }
 
 
-def _choose_folder(config: StudyConfig, settings: Mapping[str, Any]) -> pathlib.Path:
-    """Returns the folder named by the flags, or one whose name follows from them.
-
-    In the latter case a finished study is left alone: the next free number is taken.
-    """
-    root = pathlib.Path(config.output_root)
-    if config.experiment is not None:
-        return root / config.experiment
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    name = f"upcycled_{config.study}-{digest[:8]}"
-    path, number = root / name, 1
-    while (path / SUMMARY_NAME).exists():
-        number += 1
-        path = root / f"{name}-{number}"
-    return path
-
-
 def _write_results(findings: Findings, *, path: pathlib.Path) -> list[pathlib.Path]:
     plots = upcycled_study_plot.save_plots(path, findings)
     # Last: it marks the study as finished.
@@ -275,16 +256,3 @@ def _write_results(findings: Findings, *, path: pathlib.Path) -> list[pathlib.Pa
     run_folder.write_json(path / SUMMARY_NAME, summary)
     names = (run_folder.CONFIG_NAME, RESULTS_NAME, SUMMARY_NAME, CURVES_NAME)
     return [*(path / name for name in names), *plots]
-
-
-@contextlib.contextmanager
-def _show_progress(label: str, done: int, total: int) -> Iterator[Any]:
-    with tqdm.tqdm(
-        desc=label,
-        total=total,
-        initial=done,
-        unit="run",
-        mininterval=_PROGRESS_SECONDS[sys.stderr.isatty()],
-        dynamic_ncols=True,
-    ) as bar:
-        yield bar

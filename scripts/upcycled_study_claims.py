@@ -8,12 +8,17 @@ FedProx, on the training loss alone, on a seed that is not reported.
 import dataclasses
 import enum
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
+from scripts.paired_difference import (
+    Interval,
+    Verdict,
+    choose_least,
+    compute_interval,
+    judge,
+)
 from scripts.upcycled_study_config import (
     Algorithm,
     StudyConfig,
@@ -22,7 +27,6 @@ from scripts.upcycled_study_config import (
 )
 from scripts.upcycled_study_curve import Curve
 
-CONFIDENCE = 0.95
 _CRITERION = "train_loss"
 
 
@@ -42,23 +46,6 @@ class Budget(enum.Enum):
 
     CLIENT_ROUNDS = "equal client rounds"
     SERVER_STEPS = "equal server steps"
-
-
-class Verdict(enum.Enum):
-    """What an interval says: whether it leaves 0 out, and on which side."""
-
-    LEADS = "leads"
-    TRAILS = "trails"
-    UNDECIDED = "undecided"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A mean difference with the ends of its confidence interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,32 +75,6 @@ class Comparison:
     rounds: tuple[int, int]
     difference: Interval
     verdict: Verdict
-
-
-def compute_interval(differences: Sequence[float]) -> Interval:
-    """Returns the mean of paired differences and its t interval.
-
-    Args:
-        differences: One a seed, at least 2.
-    """
-    values = np.asarray(differences, np.float64)
-    if len(values) < 2:
-        raise ValueError(
-            f"`differences` must be at least 2. Found {len(values)} of them."
-        )
-    mean = float(np.mean(values))
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
-    return Interval(mean=mean, low=mean - half, high=mean + half)
-
-
-def judge(interval: Interval, *, larger_is_better: bool) -> Verdict:
-    """Returns the verdict of an interval of Upcycled-FL minus its opponent."""
-    if interval.low > 0:
-        return Verdict.LEADS if larger_is_better else Verdict.TRAILS
-    if interval.high < 0:
-        return Verdict.TRAILS if larger_is_better else Verdict.LEADS
-    return Verdict.UNDECIDED
 
 
 def choose_client_rates(
@@ -214,14 +175,3 @@ def count_verdicts(
         found = counts.setdefault(key, dict.fromkeys(Verdict, 0))
         found[one.verdict] += 1
     return counts
-
-
-def choose_least(scores: Mapping[float, float], name: str) -> float:
-    """Returns the value with the least score, the first of equals."""
-    finite = {value: score for value, score in scores.items() if np.isfinite(score)}
-    if not finite:
-        raise ValueError(
-            f"{name} must hold a value whose training ends with a finite loss. Found "
-            f"{tuple(scores)!r}."
-        )
-    return min(finite, key=finite.__getitem__)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from scripts import axis_flag
 from scripts import flags as run_flags
 from scripts.upcycled_study_paper import DATA_NAMES, LAMBDAS
 
@@ -180,7 +181,7 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         for name in _AXES:
-            _check_axis(name, getattr(self, name))
+            axis_flag.check_axis(name, getattr(self, name))
         for data in self.data:
             if data not in DATA_NAMES:
                 raise ValueError(
@@ -394,13 +395,6 @@ def list_lambda_runs(config: StudyConfig, rates: Mapping[str, float]) -> list[Ru
             config.data, config.seeds, config.mu, config.lambda_grid
         )
     ]
-
-
-def _check_axis(name: str, values: tuple[Any, ...]) -> None:
-    if not values:
-        raise ValueError(f"`{name}` must hold at least one value. Found {values!r}.")
-    if len(set(values)) < len(values):
-        raise ValueError(f"`{name}` must hold each value once. Found {values!r}.")
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -11,6 +11,7 @@ from scripts.upcycled_study_claims import Comparison
 from scripts.upcycled_study_config import Algorithm, Run, StudyConfig
 from scripts.upcycled_study_curve import Curve
 from scripts.upcycled_study_data import StudyData
+from scripts.upcycled_study_private import PrivateRow
 
 GENERATED = "GENERATED data, not the authors'"
 
@@ -27,8 +28,7 @@ class Findings:
         runs: The runs, by their keys.
         curves: What they left, by their keys.
         comparisons: Those of claims; none of other studies.
-        private_factors: FedProx's server learning rate for each (data, noise, mu), of
-            the private study alone.
+        private_rows: Those of the private study; none of other studies.
     """
 
     config: StudyConfig
@@ -38,9 +38,7 @@ class Findings:
     runs: Mapping[str, Run]
     curves: Mapping[str, Curve]
     comparisons: Sequence[Comparison]
-    private_factors: Mapping[tuple[str, str, float], float] = dataclasses.field(
-        default_factory=dict
-    )
+    private_rows: Sequence[PrivateRow] = ()
 
     @property
     def is_generated(self) -> bool:

@@ -3,7 +3,6 @@
 Source: Yin et al. 2024, figures 2 and 5 (convergence) and 2, right (lambda).
 """
 
-import io
 import itertools
 import pathlib
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from scripts import upcycled_study_private_report
-from scripts.upcycled_study_claims import CONFIDENCE, Budget, Opponent
+from scripts.paired_difference import CONFIDENCE
+from scripts.upcycled_study_claims import Budget, Opponent
 from scripts.upcycled_study_config import Algorithm, Study
 from scripts.upcycled_study_curve import Curve
 from scripts.upcycled_study_findings import (
@@ -20,7 +20,8 @@ from scripts.upcycled_study_findings import (
     build_lambda_table,
     build_table,
 )
-from scripts.upcycled_study_report import build_private_rows, describe_loss, join
+from scripts.upcycled_study_report import describe_loss, join
+from simulation import plot
 
 _COLORS = {
     Algorithm.FEDAVG: "tab:gray",
@@ -148,7 +149,7 @@ def _save_private(path: pathlib.Path, findings: Findings) -> pathlib.Path:
     figure, axes = _start_figure(
         len(config.noises), len(config.data), size=size, findings=findings
     )
-    upcycled_study_private_report.draw(axes, config, build_private_rows(findings))
+    upcycled_study_private_report.draw(axes, config, findings.private_rows)
     return _save(figure, path)
 
 
@@ -179,11 +180,7 @@ def _start_figure(
     data: str | None = None,
 ) -> tuple[Any, Any]:
     """Returns a figure whose title says what was trained on which data."""
-    import matplotlib.backends.backend_agg as agg
-    import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    agg.FigureCanvasAgg(figure)
+    figure = plot.start_figure(*size)
     axes = figure.subplots(num_rows, num_columns, squeeze=False)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
@@ -200,10 +197,5 @@ def _start_figure(
 
 
 def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
-    """Writes a figure whole."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(buffer.getvalue())
-    partial.replace(path)
+    plot.save_figure(figure, path, dpi=110)
     return path

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts.upcycled_study_claims import (
+from scripts.paired_difference import (
     Interval,
     Verdict,
     choose_least,
@@ -328,8 +328,7 @@ def list_pairs(config: StudyConfig) -> list[tuple[str, Noise, float]]:
 def build_rows(
     config: StudyConfig,
     data: Mapping[str, StudyData],
-    rates: Mapping[str, float],
-    factors: Factors,
+    runs_by_role: Mapping[tuple[str, Noise, float, Role], Sequence[Run]],
     curves: Mapping[str, Curve],
 ) -> list[PrivateRow]:
     """Returns accuracy and epsilons of everything that is reported."""
@@ -345,9 +344,7 @@ def build_rows(
             accuracy=tuple(curves[run.key].get("test_accuracy") for run in runs),
             epsilons=compute_epsilons(config, data[name], runs),
         )
-        for (name, noise, mu, role), runs in list_runs(
-            config, data, rates, factors
-        ).items()
+        for (name, noise, mu, role), runs in runs_by_role.items()
     ]
 
 
@@ -418,16 +415,13 @@ def _compute_statement(
         run.noise, run.noise_level, mu=run.mu, model_clip=config.model_clip
     )
     assert perturbation is not None
-    is_proven = accountant is accounting.Accountant.PROVEN
     return accounting.compute_privacy(
         perturbation,
         num_examples=_count_examples(data),
         num_releases=_count_releases(config, data, run.seed, run.rounds),
         accountant=accountant,
         delta=config.client_delta if run.noise is Noise.OUTPUT else None,
-        conversion=accounting.Conversion.ANALYTIC
-        if is_proven
-        else accounting.Conversion.MOMENTS,
+        conversion=accounting.choose_conversion(accountant),
     )
 
 
@@ -445,8 +439,4 @@ def _count_releases(
         clients_per_round=config.clients_per_round,
         root=seeds.build_root_seed(seed),
     )
-    counts = dict.fromkeys(data.train.client_ids, 0)
-    for number in range(rounds):
-        for client_id in cohorts.select(number):
-            counts[client_id] += 1
-    return np.array(list(counts.values()), np.int64)
+    return cohort.count_rounds_joined(cohorts, rounds)

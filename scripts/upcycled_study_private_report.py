@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts.upcycled_study_claims import CONFIDENCE, Verdict
+from scripts.paired_difference import CONFIDENCE, Verdict
 from scripts.upcycled_study_config import Noise, StudyConfig
 from scripts.upcycled_study_private import (
     QUESTIONS,

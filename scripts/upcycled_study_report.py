@@ -11,12 +11,12 @@ from scripts import (
     upcycled_study_private,
     upcycled_study_private_report,
 )
+from scripts.field_list import format_fields
+from scripts.paired_difference import CONFIDENCE, Verdict
 from scripts.upcycled_study_claims import (
-    CONFIDENCE,
     Budget,
     Comparison,
     Opponent,
-    Verdict,
     count_verdicts,
 )
 from scripts.upcycled_study_config import Loss, Run, Study, StudyConfig
@@ -32,7 +32,6 @@ from scripts.upcycled_study_findings import (
     find_largest_gap,
 )
 
-_WIDTH = 12
 _LABEL_WIDTH = 24
 _FIELD_WIDTH = 18
 _LOSSES = {
@@ -75,7 +74,7 @@ def describe_run(
         "all algorithms see\nthe same cohorts, stragglers and batches",
         "output": str(folder),
     }
-    return _format_lines(lines)
+    return format_fields(lines)
 
 
 def _describe_privacy(config: StudyConfig) -> str:
@@ -109,7 +108,7 @@ def describe_results(findings: Findings) -> str:
     if config.kind is Study.CLAIMS:
         blocks += _describe_claims(findings)
     elif config.kind is Study.PRIVATE:
-        rows = build_private_rows(findings)
+        rows = findings.private_rows
         comparisons = upcycled_study_private.compare(config, rows)
         blocks += upcycled_study_private_report.describe(config, rows, comparisons)
     else:
@@ -146,7 +145,7 @@ def describe_end(
         "wall time": "\n".join([f"{seconds:.1f} s", *times]),
         "files": "\n".join(map(str, files)),
     }
-    return _format_lines(lines)
+    return format_fields(lines)
 
 
 def summarize_results(findings: Findings) -> dict[str, Any]:
@@ -180,7 +179,7 @@ def summarize_results(findings: Findings) -> dict[str, Any]:
             ).items()
         ]
     elif config.kind is Study.PRIVATE:
-        rows = build_private_rows(findings)
+        rows = findings.private_rows
         found = upcycled_study_private.compare(config, rows)
         summary |= upcycled_study_private_report.summarize(rows, found)
     else:
@@ -188,19 +187,6 @@ def summarize_results(findings: Findings) -> dict[str, Any]:
     if config.kind is Study.FIGURES:
         summary["lambda"] = [_to_json(row) for row in build_lambda_table(findings)]
     return summary
-
-
-def build_private_rows(
-    findings: Findings,
-) -> list[upcycled_study_private.PrivateRow]:
-    """Returns the rows of the private study."""
-    return upcycled_study_private.build_rows(
-        findings.config,
-        findings.data,
-        findings.rates,
-        findings.private_factors,
-        findings.curves,
-    )
 
 
 def _describe_table(findings: Findings) -> list[str]:
@@ -357,12 +343,3 @@ def _to_json(value: Any) -> Any:
 def join(values: Sequence[float]) -> str:
     """Returns numbers separated by commas."""
     return ", ".join(f"{value:g}" for value in values)
-
-
-def _format_lines(lines: Mapping[str, str]) -> str:
-    rows = []
-    for name, text in lines.items():
-        first, *rest = text.split("\n")
-        rows.append(f"{name:<{_WIDTH}}{first}")
-        rows.extend(" " * _WIDTH + line for line in rest)
-    return "\n".join(rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_federated as tff
+from scipy import special
 
 from scripts.upcycled_study_config import (
     Algorithm,
@@ -20,7 +21,15 @@ from scripts.upcycled_study_config import (
 )
 from scripts.upcycled_study_curve import METRICS, Curve
 from scripts.upcycled_study_data import StudyData
-from simulation import client_data, cohort, execution, image_models, learning, seeds
+from simulation import (
+    client_data,
+    cohort,
+    execution,
+    image_models,
+    learning,
+    linear_models,
+    seeds,
+)
 from simulation.algorithm import FederatedAveraging
 from simulation.model import Model
 from upcycled_fl import accounting, finalizer, schedule
@@ -142,11 +151,9 @@ def build_perturbation(
         return None
     if noise is Noise.OUTPUT:
         return accounting.OutputPerturbation(l2_clip=model_clip, local_stddev=level)
-    # u_1 and u_2 of a softmax; of a softmax regression the theorem is not.
-    loss = accounting.LinearModelLoss(
-        lipschitz=math.sqrt(2), curvature=0.5, num_outputs=2, max_feature_norm=1.0
+    return accounting.ObjectivePerturbation(
+        noise_rate=level, mu=mu, loss=accounting.SOFTMAX_LOSS
     )
-    return accounting.ObjectivePerturbation(noise_rate=level, mu=mu, loss=loss)
 
 
 def build_model(loss: Loss, shape: tuple[int, int]) -> Model:
@@ -154,8 +161,6 @@ def build_model(loss: Loss, shape: tuple[int, int]) -> Model:
     num_features, num_classes = shape
     image_shape = (num_features, 1, 1)
     if loss is Loss.DOUBLE_SOFTMAX:
-        from simulation import linear_models
-
         return linear_models.build_double_softmax_regression(image_shape, num_classes)
     return image_models.build_logistic_regression(image_shape, num_classes)
 
@@ -243,15 +248,10 @@ def evaluate(weights: Any, data: StudyData, *, loss: Loss) -> dict[str, float]:
         outputs = x @ kernel.reshape(-1, bias.size) + bias
         found[f"{part}_accuracy"] = float(np.mean(np.argmax(outputs, axis=1) == y))
         if loss is Loss.DOUBLE_SOFTMAX:
-            outputs = np.exp(_compute_log_softmax(outputs))
-        scores = _compute_log_softmax(outputs)[np.arange(len(y)), y]
+            outputs = np.exp(special.log_softmax(outputs, axis=1))
+        scores = special.log_softmax(outputs, axis=1)[np.arange(len(y)), y]
         found[f"{part}_loss"] = -float(np.mean(scores, dtype=np.float64))
     return {name: found[name] for name in METRICS}
-
-
-def _compute_log_softmax(outputs: np.ndarray) -> np.ndarray:
-    shifted = outputs - outputs.max(axis=1, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=1, keepdims=True))
 
 
 def _stack(found: list[dict[str, float]]) -> Mapping[str, np.ndarray]:

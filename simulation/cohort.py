@@ -92,6 +92,15 @@ class FixedCohort:
         return [self.client_ids[index] for index in joined]
 
 
+def count_rounds_joined(cohorts: CohortSampler, num_rounds: int) -> np.ndarray:
+    """Returns how many of the first rounds each client joins, int64[N]."""
+    index = {client_id: place for place, client_id in enumerate(cohorts.client_ids)}
+    counts = np.zeros(len(index), np.int64)
+    for round_number in range(num_rounds):
+        counts[[index[client_id] for client_id in cohorts.select(round_number)]] += 1
+    return counts
+
+
 def select_survivors(
     cohort: Sequence[str], *, root: seeds.RootSeed, round_number: int, rate: float
 ) -> list[str]:

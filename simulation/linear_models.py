@@ -1,13 +1,17 @@
 """Linear models for Upcycled-FL: its authors' loss, and one for exact guarantees."""
 
 import collections
+import dataclasses
 import math
 
 import numpy as np
 import tensorflow as tf
 
-from simulation.model import Model, Weights, build_classifier
+from simulation.image_models import build_logistic_regression
+from simulation.model import Model, Weights
 
+# The name of the model that has an exact solver.
+ONE_OUTPUT = "one_output_logistic_regression"
 # Shrinks scaled features by more than float32 rounds.
 _SHRINKING = 1.0 - 2.0**-22
 
@@ -27,23 +31,13 @@ def build_double_softmax_regression(
         image_shape: Height, width, channels; images are flattened.
         num_classes: The number of classes.
     """
-    dim = math.prod(image_shape)
-
-    def initialize(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        del rng
-        return (
-            np.zeros([dim, num_classes], np.float32),
-            np.zeros([num_classes], np.float32),
-        )
+    proper = build_logistic_regression(image_shape, num_classes)
 
     def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        del seed
-        kernel, bias = weights
-        return tf.nn.softmax(tf.reshape(x, [-1, dim]) @ kernel + bias)
+        return tf.nn.softmax(proper.predict(weights, x, seed))
 
-    x_spec = tf.TensorSpec([None, *image_shape], tf.float32)
-    return build_classifier(
-        "double_softmax_regression", initialize, predict, x_spec, stackable=True
+    return dataclasses.replace(
+        proper, name="double_softmax_regression", predict=predict
     )
 
 
@@ -73,7 +67,7 @@ def build_one_output_logistic_regression(image_shape: tuple[int, int, int]) -> M
         return tf.linalg.matvec(features, vector)
 
     return Model(
-        name="one_output_logistic_regression",
+        name=ONE_OUTPUT,
         initialize=initialize,
         predict=predict,
         compute_loss=compute_logistic_loss,

@@ -95,9 +95,7 @@ class OptimizerSolver:
 
     def initialize(self, carried: Weights) -> Any:
         """Returns the optimizer's state."""
-        return self.optimizer.initialize(
-            tuple(tf.TensorSpec(part.shape, part.dtype) for part in carried)
-        )
+        return initialize_optimizer(self.optimizer, carried)
 
     def step(
         self,
@@ -118,3 +116,12 @@ class OptimizerSolver:
             gradients = (*gradients, *pull.add_gradients(one, reach))
         state, stepped = self.optimizer.next(state, tuple(carried), tuple(gradients))
         return tuple(stepped), state, sums
+
+
+def initialize_optimizer(
+    optimizer: tff.learning.optimizers.Optimizer, weights: Weights
+) -> Any:
+    """Returns the state of an optimizer before its first step on some weights."""
+    return optimizer.initialize(
+        tuple(tf.TensorSpec(part.shape, part.dtype) for part in weights)
+    )

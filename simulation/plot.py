@@ -3,8 +3,9 @@
 import io
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
-from simulation import table
+from simulation import run_folder, table
 
 
 def save_training_plot(
@@ -26,11 +27,7 @@ def save_training_plot(
         epsilon_column: The column of the epsilon.
         epsilon_name: What stands at the axis of epsilon.
     """
-    import matplotlib.backends.backend_agg as agg
-    import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=(9, 3.6), layout="constrained")
-    agg.FigureCanvasAgg(figure)
+    figure = start_figure(9, 3.6)
     axes = figure.subplots(1, 2, sharey=True)
     for label, metrics in tables.items():
         column = f"test_{metric}"
@@ -58,8 +55,21 @@ def save_training_plot(
     if axes[0].lines:
         axes[0].legend(loc="lower right")
     figure.suptitle(title)
+    save_figure(figure, path)
+
+
+def start_figure(width: float, height: float) -> Any:
+    """Returns an empty matplotlib figure of a size in inches, without a display."""
+    import matplotlib.backends.backend_agg as agg
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
+    agg.FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: pathlib.Path, *, dpi: int = 120) -> None:
+    """Writes a figure whole, as a PNG file."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(buffer.getvalue())
-    partial.replace(path)
+    figure.savefig(buffer, format="png", dpi=dpi)
+    run_folder.write_bytes(path, buffer.getvalue())

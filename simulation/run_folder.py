@@ -7,13 +7,14 @@ the same configuration, which then continues; any other run is refused.
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import json
 import math
 import os
 import pathlib
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 CONFIG_NAME = "config.json"
 _LOCK_NAME = ".lock"
@@ -38,18 +39,35 @@ class RunFolder:
     resumed: bool
 
 
+class FolderChoice(Protocol):
+    """What flags say of a run's folder."""
+
+    @property
+    def output_root(self) -> str:
+        """The folder that holds the run folders."""
+
+    @property
+    def experiment(self) -> str | None:
+        """The name of the run folder; None for one that follows from the flags."""
+
+
 def write_text(path: pathlib.Path, text: str, *, durable: bool = False) -> None:
+    """Writes a file of text whole: see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"), durable=durable)
+
+
+def write_bytes(path: pathlib.Path, content: bytes, *, durable: bool = False) -> None:
     """Writes a file whole: readers see the old content or the new, never a part.
 
     Args:
         path: The file.
-        text: Its content.
+        content: Its content.
         durable: Whether to wait until the content is on the disk.
     """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_PARTIAL_SUFFIX}")
     try:
-        with open(partial, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(partial, "wb") as file:
+            file.write(content)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -68,6 +86,31 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     """
     text = json.dumps(_make_strict(value), indent=2, allow_nan=False) + "\n"
     write_text(path, text, durable=True)
+
+
+def choose_folder(
+    config: FolderChoice, settings: Mapping[str, Any], *, name: str, finished: str
+) -> pathlib.Path:
+    """Returns the folder named by the flags, or one whose name follows from them.
+
+    In the latter case a finished run is left alone: the next free number is taken.
+
+    Args:
+        config: What the flags say.
+        settings: All that decides the result, of JSON values.
+        name: What the folder's name begins with.
+        finished: The file that marks a run as finished.
+    """
+    root = pathlib.Path(config.output_root)
+    if config.experiment is not None:
+        return root / config.experiment
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    path, number = root / f"{name}-{digest[:8]}", 1
+    first = path
+    while (path / finished).exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path
 
 
 def _make_strict(value: Any) -> Any:

@@ -23,6 +23,7 @@ from simulation import (
     execution,
     ledger,
     process,
+    progress,
     run_folder,
     seeds,
     table,
@@ -35,6 +36,8 @@ from simulation.tasks.task import Task
 METRICS_NAME = "metrics.csv"
 _JOURNAL_NAME = "ledger.json"
 _CHECKPOINTS_NAME = "checkpoints"
+# Between two looks at the progress, on a terminal and in a log.
+_TERMINAL_SECONDS, _LOG_SECONDS = 0.2, 20.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,17 +88,18 @@ class TrainingOptions:
 
 
 class ClientTerms(Protocol):
-    """What the loop needs to know of privacy that clients have each for itself.
+    """What the loop needs to know of privacy that clients have each for itself."""
 
-    Both take the releases that each client has been part of, int64[N], in the order of
-    the cohorts' clients.
-    """
+    def charge(self, num_releases: np.ndarray) -> Mapping[str, table.Scalar]:
+        """Returns columns of metrics.csv, whose names do not depend on anything.
 
-    def describe(self, num_releases: np.ndarray) -> Mapping[str, table.Scalar]:
-        """Returns columns of metrics.csv. Their names do not depend on anything."""
+        Args:
+            num_releases: int64[N], the releases that each client has been part of, in
+                the order of the cohorts' clients.
 
-    def check(self, num_releases: np.ndarray) -> None:
-        """Raises BudgetExceededError if that many releases cost too much."""
+        Raises:
+            BudgetExceededError: If that many releases cost too much.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,8 +269,13 @@ class _Loop:
         """Runs the rounds that are left. Returns why it stopped early, or None."""
         options = self._training.options
         done = self.ledger.state.rounds_completed
-        with training_output.show_progress(
-            self._training.label, done, options.total_rounds
+        with progress.show_progress(
+            self._training.label,
+            done,
+            options.total_rounds,
+            unit="round",
+            terminal_seconds=_TERMINAL_SECONDS,
+            log_seconds=_LOG_SECONDS,
         ) as bar:
             try:
                 self._training.engine.watch_clients(training_output.ClientProgress(bar))
@@ -312,9 +321,7 @@ class _Loop:
         training, options = self._training, self._training.options
         started = time.monotonic()
         joined = training.cohorts.select(self.ledger.state.rounds_completed)
-        num_releases = self._count_releases(joined)
-        if training.privacy.clients is not None:
-            training.privacy.clients.check(num_releases)
+        client_columns = self._charge_clients(joined)
         round_number = self.ledger.open_round()
         survivors = cohort.select_survivors(
             joined,
@@ -346,7 +353,7 @@ class _Loop:
         failed = {failure.client_index for failure in training.engine.failures}
         survivors = [c for index, c in enumerate(survivors) if index not in failed]
         row = self._build_row(
-            output, round_number, len(joined), len(survivors), num_releases
+            output, round_number, len(joined), len(survivors), client_columns
         )
         with process.defer_signals():
             self.ledger.close_round(
@@ -368,13 +375,16 @@ class _Loop:
             self._releases.release(row, completed, time.monotonic() - started)
         return row
 
-    def _count_releases(self, joined: Sequence[str]) -> np.ndarray:
-        """Returns each client's releases with the next round, int64[N]."""
+    def _charge_clients(self, joined: Sequence[str]) -> Mapping[str, table.Scalar]:
+        """Returns what the next round costs its clients, in columns of its row."""
+        terms = self._training.privacy.clients
+        if terms is None:
+            return {}
         recorded = self._training.options.diagnostics
         counts = ledger.count_client_releases(self.ledger.state, recorded=recorded)
         clients = [self._clients[client_id] for client_id in joined]
         counts[clients if recorded else slice(None)] += 1
-        return counts
+        return terms.charge(counts)
 
     def _keep_states(
         self, output: Any, client_ids: Sequence[str]
@@ -400,7 +410,7 @@ class _Loop:
         round_number: int,
         num_joined: int,
         num_survivors: int,
-        num_releases: np.ndarray,
+        client_columns: Mapping[str, table.Scalar],
     ) -> Mapping[str, table.Scalar]:
         """Returns the row of a round that ended but is not counted yet."""
         training, options = self._training, self._training.options
@@ -422,8 +432,7 @@ class _Loop:
         row["rounds_spent"] = spent
         row["epsilon"] = training.privacy.compute_epsilon(spent)
         row.update(training.privacy.describe(spent))
-        if training.privacy.clients is not None:
-            row.update(training.privacy.clients.describe(num_releases))
+        row.update(client_columns)
         row["reproducible"] = training.root.reproducible
         if training.task.is_synthetic:
             row["synthetic_data"] = True

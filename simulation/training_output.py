@@ -1,7 +1,6 @@
 """What a training shows people while it runs: a progress bar, events and times."""
 
 import contextlib
-import contextvars
 import pathlib
 import sys
 import time
@@ -15,23 +14,8 @@ from simulation import coroutine, run_folder, table
 
 _TIMING_NAME = "timing.csv"
 _EVENTS_NAME = "tensorboard"
-# Redraws a second where someone watches; few lines where the output goes to a file.
-_PROGRESS_SECONDS = {True: 0.2, False: 20.0}
 # The clients of a round, which may be long or short.
 _CLIENTS_SECONDS = {True: 0.5, False: 60.0}
-
-
-_is_hidden = contextvars.ContextVar("is_hidden", default=False)
-
-
-@contextlib.contextmanager
-def hide_progress() -> Iterator[None]:
-    """Shows no bar of a training's rounds inside the block."""
-    token = _is_hidden.set(True)
-    try:
-        yield
-    finally:
-        _is_hidden.reset(token)
 
 
 class Releases:
@@ -89,20 +73,6 @@ def _read_times(path: pathlib.Path | None) -> dict[int, str]:
     text = path.read_text(encoding="utf-8", errors="replace")
     pairs = [line.split(",") for line in text.splitlines()[1:]]
     return {int(p[0]): p[1] for p in pairs if len(p) == 2 and p[0].isdigit()}
-
-
-@contextlib.contextmanager
-def show_progress(label: str, done: int, total: int) -> Iterator[tqdm.tqdm]:
-    with tqdm.tqdm(
-        desc=label,
-        total=total,
-        initial=done,
-        unit="round",
-        mininterval=_PROGRESS_SECONDS[sys.stderr.isatty()],
-        dynamic_ncols=True,
-        disable=_is_hidden.get(),
-    ) as bar:
-        yield bar
 
 
 class ClientProgress:

@@ -24,8 +24,10 @@ from simulation.local_solver import (
     LocalTerms,
     OptimizerSolver,
     Sums,
+    initialize_optimizer,
 )
 from simulation.model import Model, Weights
+from upcycled_fl.finalizer import build_zeros, get_weights_type
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class FedNova(FederatedAveraging):
         self, inner: tff.learning.templates.FinalizerProcess
     ) -> tff.learning.templates.FinalizerProcess:
         """Returns the server's step from the means of d_i and a_i."""
-        weights_type = _get_weights_type(inner)
+        weights_type = get_weights_type(inner)
         update_type = tff.types.to_type((weights_type.trainable, np.float32))
 
         @tff.tensorflow.computation(update_type)
@@ -154,7 +156,7 @@ class Scaffold(FederatedAveraging):
         self, inner: tff.learning.templates.FinalizerProcess
     ) -> tff.learning.templates.FinalizerProcess:
         """Returns the server's step, which moves c too."""
-        weights_type = _get_weights_type(inner)
+        weights_type = get_weights_type(inner)
         update_type = tff.types.to_type((weights_type.trainable,) * 2)
 
         @tff.tensorflow.computation(weights_type, weights_type.trainable)
@@ -231,13 +233,9 @@ class FedDyn(FederatedAveraging):
         self, inner: tff.learning.templates.FinalizerProcess
     ) -> tff.learning.templates.FinalizerProcess:
         """Returns the server's step by the mean update + h / alpha."""
-        weights_type = _get_weights_type(inner)
+        weights_type = get_weights_type(inner)
         drift_type = weights_type.trainable
-        shapes = [leaf.shape for leaf in tff.structure.flatten(drift_type)]
-
-        @tff.tensorflow.computation
-        def start() -> Any:
-            return tuple(tf.zeros(shape) for shape in shapes)
+        start = tff.tensorflow.computation(build_zeros(drift_type))
 
         @tff.tensorflow.computation(drift_type, drift_type)
         def combine(drift: Any, update: Any) -> Any:
@@ -352,10 +350,7 @@ class _MoreauSolver:
         return (*weights, *weights)
 
     def initialize(self, carried: Weights) -> Any:
-        personal = carried[len(carried) // 2 :]
-        return self.optimizer.initialize(
-            tuple(tf.TensorSpec(part.shape, part.dtype) for part in personal)
-        )
+        return initialize_optimizer(self.optimizer, carried[len(carried) // 2 :])
 
     def step(
         self,
@@ -396,10 +391,6 @@ def _build_measured_training(
 def _split_reach(context: ClientContext, carried: Weights) -> tuple[Weights, tf.Tensor]:
     """Returns the update, and the learning rate times a_i."""
     return compute_update(context.initial, carried), -carried[-1]
-
-
-def _get_weights_type(inner: tff.learning.templates.FinalizerProcess) -> Any:
-    return inner.next.type_signature.parameter[1].member
 
 
 def _check_participation(value: float) -> None:

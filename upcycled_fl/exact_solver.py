@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
@@ -19,8 +19,8 @@ from simulation.linear_models import (
     compute_one_output_accuracy,
     scale_features,
 )
+from simulation.model import Weights
 
-Weights = Sequence[tf.Tensor]
 Sums = Mapping[str, tf.Tensor]
 # (weights, examples, batches, seed, shift=None) -> (trained weights, sums).
 Solve = Callable[..., tuple[Weights, Sums]]

@@ -55,8 +55,8 @@ def build_upcycled_finalizer(
             "`coefficients` must be in [0, 1]: they are mu / (mu + lambda) with "
             f"lambda >= 0. Found {float(wrong[0])!r}."
         )
-    weights_type = _get_weights_type(inner)
-    zeros = _build_zeros(weights_type.trainable)
+    weights_type = get_weights_type(inner)
+    zeros = build_zeros(weights_type.trainable)
 
     @tff.tensorflow.computation
     def start() -> Any:
@@ -116,7 +116,7 @@ def build_scaled_finalizer(
     """
     if not 0 < factor < np.inf:
         raise ValueError(f"`factor` must be positive and finite. Found {factor!r}.")
-    weights_type = _get_weights_type(inner)
+    weights_type = get_weights_type(inner)
 
     @tff.tensorflow.computation(weights_type, weights_type)
     def scale(before: Any, after: Any) -> Any:
@@ -148,11 +148,14 @@ def _scale_step(before: Any, after: Any, factor: tf.Tensor) -> Any:
     return tff.learning.models.ModelWeights(trainable, after.non_trainable)
 
 
-def _get_weights_type(inner: tff.learning.templates.FinalizerProcess) -> Any:
+def get_weights_type(inner: tff.learning.templates.FinalizerProcess) -> Any:
+    """Returns the type of the weights that a finalizer updates."""
     return inner.next.type_signature.parameter[1].member
 
 
-def _build_zeros(trainable_type: Any) -> Any:
+def build_zeros(trainable_type: Any) -> Any:
+    """Returns a function of nothing that makes zeros of a type, in its containers."""
+
     def zeros() -> Any:
         return tff.types.type_to_py_container(
             tff.structure.map_structure(

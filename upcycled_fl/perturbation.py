@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 import tensorflow as tf
 
 from distributed_dp.random_bits import draw_normal, draw_open_uniform, fold_in
-
-Weights = Sequence[tf.Tensor]
+from simulation.model import Weights
 
 _NORM_STREAM, _DIRECTION_STREAM = 0, 1
 

@@ -18,11 +18,10 @@ from simulation.algorithm import (
     FederatedAveraging,
     compute_update,
 )
+from simulation.linear_models import ONE_OUTPUT
 from simulation.model import Model, Weights
 from upcycled_fl import accounting, exact_solver, perturbation
 
-# The model that the exact solver knows.
-_EXACT_MODEL = "one_output_logistic_regression"
 # Streams of a client's seed, apart from those that the aggregators' noise uses.
 _OUTPUT_STREAM, _OBJECTIVE_STREAM, _RESIDUAL_STREAM = 2**40, 2**40 + 1, 2**40 + 2
 
@@ -76,9 +75,9 @@ class PrivateAveraging(FederatedAveraging):
         """
         if self.gradient_tolerance is None:
             return super().build_training(model, optimizer)
-        if model.name != _EXACT_MODEL:
+        if model.name != ONE_OUTPUT:
             raise ValueError(
-                f"`model` must be {_EXACT_MODEL} for the exact solver. "
+                f"`model` must be {ONE_OUTPUT} for the exact solver. "
                 f"Found {model.name!r}."
             )
         return exact_solver.build_exact_solver(

@@ -245,7 +245,7 @@ class TestCalibration:
             other = statement.epsilon_mean + statement.epsilon_max - found
             assert abs(other - epsilon) > 0.1 * epsilon
             assert plan.budget == epsilon
-            plan.check(counts)
+            plan.charge(counts)
             noises.append(get_noise(plan))
         assert noises[0] > 1.2 * noises[1] > 1.2 * 1.2 * noises[2]
 
@@ -338,7 +338,7 @@ class TestBudget:
         state = dataclasses.replace(
             ledger.build_ledger_state(30, 3), join_counts=counts, rounds_completed=3
         )
-        plan.check(ledger.count_client_releases(state, recorded=True))
+        plan.charge(ledger.count_client_releases(state, recorded=True))
         lost = dataclasses.replace(state, rounds_lost=1)
         too_many = ledger.count_client_releases(lost, recorded=True)
         assert too_many.tolist() == (counts + 1).tolist()
@@ -346,21 +346,21 @@ class TestBudget:
             ledger.BudgetExceededError,
             match=f"{target} epsilon .* past the budget of 2",
         ):
-            plan.check(too_many)
+            plan.charge(too_many)
         # A plan that was given its noise has no budget.
         plan, _ = plan_privacy(*OUTPUT, NOISE)
-        plan.check(1000 * counts)
+        plan.charge(1000 * counts)
 
     def test_only_the_target_counts(self):
         mean, counts = plan_privacy(
             *OUTPUT, "--client_epsilon=2", "--client_epsilon_target=mean"
         )
         assert mean.compute_statement(counts).epsilon_max > 2.5
-        mean.check(counts)
+        mean.charge(counts)
         # One more for the smallest client alone.
         more = counts + (load_sizes() == load_sizes().min())
         with pytest.raises(ledger.BudgetExceededError, match="mean epsilon"):
-            mean.check(more)
+            mean.charge(more)
 
 
 class TestDiagnosticsOff:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scripts import upcycled_study, upcycled_study_data, upcycled_study_private
-from scripts.upcycled_study_claims import Verdict
+from scripts.paired_difference import Verdict
 from scripts.upcycled_study_config import Algorithm, Noise
 from scripts.upcycled_study_private import Epsilons, PrivateRow, Role
 from simulation import execution

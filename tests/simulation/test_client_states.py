@@ -12,7 +12,6 @@ from simulation import (
     checkpoint,
     client_states,
     cohort,
-    evaluation,
     execution,
     learning,
     ledger,
@@ -175,30 +174,16 @@ def learning_process(engine):
 @pytest.fixture(scope="module")
 def build_training(learning_process, toy_task, engine):
     def build(**fields) -> training.Training:
-        planned = training.Training(
-            label="toy",
-            learning_process=learning_process,
-            model=toys.build_toy_model(dropout=True),
-            task=toy_task,
-            cohorts=cohort.PoissonCohort(
-                client_ids=toy_task.train.client_ids, sampling_rate=0.5, root=ROOT
-            ),
+        planned = toys.build_toy_training(
+            learning_process,
+            toy_task,
+            engine,
             root=ROOT,
-            engine=engine,
-            noise_root=seeds.scope_root(ROOT, "toy"),
-            privacy=training.PrivacyTerms(
-                compute_epsilon=lambda rounds: 0.25 * rounds,
-                budget=None,
-                describe=lambda rounds: {"delta": 1e-3},
-            ),
-            options=training.TrainingOptions(
-                total_rounds=TOTAL_ROUNDS,
-                batch_size=2,
-                client_epochs=2,
-                dropout_rate=0.3,
-                checkpoint_every=2,
-            ),
-            evaluated=evaluation.select_evaluation_set(toy_task.test),
+            total_rounds=TOTAL_ROUNDS,
+            batch_size=2,
+            client_epochs=2,
+            dropout_rate=0.3,
+            checkpoint_every=2,
         )
         return dataclasses.replace(planned, **fields)
 

@@ -16,7 +16,6 @@ import tensorflow_federated as tff
 from simulation import (
     checkpoint,
     cohort,
-    evaluation,
     execution,
     learning,
     ledger,
@@ -57,24 +56,8 @@ def build_training(learning_process, toy_task, engine):
             "checkpoint_every": 2,
             **options,
         }
-        return training.Training(
-            label="toy",
-            learning_process=learning_process,
-            model=toys.build_toy_model(dropout=True),
-            task=toy_task,
-            cohorts=cohort.PoissonCohort(
-                client_ids=toy_task.train.client_ids, sampling_rate=0.5, root=root
-            ),
-            root=root,
-            engine=engine,
-            noise_root=seeds.scope_root(root, "toy"),
-            privacy=training.PrivacyTerms(
-                compute_epsilon=lambda rounds: 0.25 * rounds,
-                budget=budget,
-                describe=lambda rounds: {"delta": 1e-3},
-            ),
-            options=training.TrainingOptions(**options),
-            evaluated=evaluation.select_evaluation_set(toy_task.test),
+        return toys.build_toy_training(
+            learning_process, toy_task, engine, root=root, budget=budget, **options
         )
 
     return build

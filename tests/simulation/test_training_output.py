@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from simulation import training_output
+from simulation import progress, training_output
 
 
 def read_tags(folder) -> set[str]:
@@ -53,11 +53,11 @@ def test_what_the_bar_says():
 
 
 def test_no_bar_inside_the_block(capsys):
-    with training_output.hide_progress():
-        with training_output.show_progress("a", 0, 2) as bar:
+    with progress.hide_progress():
+        with progress.show_progress("a", 0, 2, unit="round") as bar:
             bar.update()
             training_output.ClientProgress(bar)(1, 2)
     assert capsys.readouterr().err == ""
-    with training_output.show_progress("a", 0, 2) as bar:
+    with progress.show_progress("a", 0, 2, unit="round") as bar:
         bar.update()
     assert "a:" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from simulation import cohort, evaluation, seeds, training
 from simulation import model as models
 from simulation.image_models import build_logistic_regression
 
@@ -85,3 +86,28 @@ class CarriedMeanFactory(tff.aggregators.UnweightedAggregationFactory):
             )
 
         return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def build_toy_training(
+    learning_process, task, engine, *, root, budget=None, **options
+) -> training.Training:
+    """Returns a training of the toy model on half of the clients, at .25 a round."""
+    return training.Training(
+        label="toy",
+        learning_process=learning_process,
+        model=build_toy_model(dropout=True),
+        task=task,
+        cohorts=cohort.PoissonCohort(
+            client_ids=task.train.client_ids, sampling_rate=0.5, root=root
+        ),
+        root=root,
+        engine=engine,
+        noise_root=seeds.scope_root(root, "toy"),
+        privacy=training.PrivacyTerms(
+            compute_epsilon=lambda rounds: 0.25 * rounds,
+            budget=budget,
+            describe=lambda rounds: {"delta": 1e-3},
+        ),
+        options=training.TrainingOptions(**options),
+        evaluated=evaluation.select_evaluation_set(task.test),
+    )

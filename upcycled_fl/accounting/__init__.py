@@ -9,12 +9,14 @@ from upcycled_fl.accounting.calibration import (
     calibrate_output_perturbation,
 )
 from upcycled_fl.accounting.epsilon import (
+    choose_conversion,
     compute_objective_epsilon,
     compute_output_epsilon,
     compute_output_sensitivity,
 )
 from upcycled_fl.accounting.parameters import (
     LOGISTIC_LOSS,
+    SOFTMAX_LOSS,
     Accountant,
     Conversion,
     ExactMinimiser,
@@ -50,6 +52,7 @@ __all__ = [
     "ExactMinimiser",
     "LOGISTIC_LOSS",
     "LinearModelLoss",
+    "SOFTMAX_LOSS",
     "ObjectiveBound",
     "ObjectivePerturbation",
     "OutputPerturbation",
@@ -59,6 +62,7 @@ __all__ = [
     "calibrate_objective_perturbation",
     "calibrate_output_perturbation",
     "check_feature_norms",
+    "choose_conversion",
     "compute_objective_epsilon",
     "compute_output_epsilon",
     "compute_output_sensitivity",

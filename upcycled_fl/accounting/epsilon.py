@@ -192,6 +192,13 @@ def check_num_examples(num_examples: int) -> None:
     validation.check_integer("num_examples", num_examples, low=1)
 
 
+def choose_conversion(accountant: Accountant) -> Conversion:
+    """Returns the exact curve for PROVEN, else the published theorem's own form."""
+    if accountant is Accountant.PROVEN:
+        return Conversion.ANALYTIC
+    return Conversion.MOMENTS
+
+
 def check_conversion(accountant: Accountant, conversion: Conversion) -> None:
     """Raises unless the theorem's own conversion goes with AS_PUBLISHED."""
     validation.check_choice("accountant", accountant, kind=Accountant)

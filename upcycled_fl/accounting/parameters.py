@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -132,6 +133,12 @@ class LinearModelLoss:
 # One-output logistic regression, log(1 + exp(-y <w, x>)) with y in {-1, 1}.
 LOGISTIC_LOSS = LinearModelLoss(
     lipschitz=1.0, curvature=0.25, num_outputs=1, max_feature_norm=1.0
+)
+
+
+# Softmax regression with two outputs, which theorem C.2 is not about.
+SOFTMAX_LOSS = LinearModelLoss(
+    lipschitz=math.sqrt(2), curvature=0.5, num_outputs=2, max_feature_norm=1.0
 )
 
 
