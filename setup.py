@@ -20,7 +20,13 @@ setuptools.setup(
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.12",
     packages=setuptools.find_packages(
-        include=["distributed_dp*", "simulation*", "scripts*", "upcycled_fl*"]
+        include=[
+            "centaur*",
+            "distributed_dp*",
+            "simulation*",
+            "scripts*",
+            "upcycled_fl*",
+        ]
     ),
     install_requires=[
         "absl-py>=1.4,<2",

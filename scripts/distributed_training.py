@@ -12,7 +12,9 @@ import tensorflow_federated as tff
 from distributed_dp import accounting
 from scripts import flags, report
 from scripts.mechanism_plan import MechanismPlan, build_plans
+from scripts.server_optimizer import build_server_optimizer
 from scripts.training_config import TrainingConfig
+from scripts.weight_files import write_heads, write_model
 from simulation import (
     checkpoint,
     client_training,
@@ -23,6 +25,7 @@ from simulation import (
     ledger,
     plot,
     process,
+    round_evaluation,
     run_folder,
     seeds,
     training,
@@ -38,6 +41,8 @@ _PLOT_NAME = "plot.png"
 # Of each test user: the final model, and the user's own.
 _CLIENTS_NAME = "test_users"
 _OWN_MODELS_NAME = "test_users_own_models"
+# Of each user, for choices between settings.
+_VALIDATION_NAME = "validation_users_own_models"
 _ENTROPY = "from the operating system"
 _USER_ERRORS = (
     # A full disk, a folder in a file's place.
@@ -89,6 +94,8 @@ class ProgramParts:
         lines: More of the first lines, by their names.
         client_privacy: What clients have by noise of their own, or None.
         caveats: What a mechanism's epsilon does not cover, beyond what it says itself.
+        task: The task, where the program changes it; None leaves it.
+        evaluator: What looks at the model; None for the task's test data.
     """
 
     algorithm: FederatedAveraging
@@ -96,6 +103,8 @@ class ProgramParts:
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
     client_privacy: ClientPrivacy | None = None
     caveats: Sequence[str] = ()
+    task: Task | None = None
+    evaluator: round_evaluation.Evaluator | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,12 +113,14 @@ class Program:
 
     Attributes:
         name: Its name, in config.json.
-        build_parts: Of a configuration, its task, model and cohorts, its own parts.
+        build_parts: Of a configuration, its task, model, cohorts and the root of its
+            streams, its own parts.
     """
 
     name: str
     build_parts: Callable[
-        [TrainingConfig, Task, Model, cohort.CohortSampler], ProgramParts
+        [TrainingConfig, Task, Model, cohort.CohortSampler, seeds.RootSeed],
+        ProgramParts,
     ]
 
 
@@ -225,7 +236,8 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         num_epochs=config.client_epochs,
     )
     cohorts = _build_cohorts(config, task, root)
-    parts = program.build_parts(config, task, model, cohorts)
+    parts = program.build_parts(config, task, model, cohorts, root)
+    task = parts.task or task
     plans = build_plans(
         config,
         num_clients=task.num_clients,
@@ -277,9 +289,10 @@ def _describe_run(planned: _Run, path: pathlib.Path) -> str:
 
 def _build_training(planned: _Run, plan: MechanismPlan) -> training.Training:
     """Returns the training under a mechanism; all are on the same cohorts."""
+    made = _build_process(planned, plan)
     return training.Training(
         label=plan.name,
-        learning_process=_build_process(planned, plan),
+        learning_process=made,
         model=planned.model,
         task=planned.task,
         cohorts=planned.cohorts,
@@ -292,9 +305,15 @@ def _build_training(planned: _Run, plan: MechanismPlan) -> training.Training:
             describe=plan.describe_columns,
             clients=planned.parts.client_privacy,
         ),
-        options=_build_options(planned.config),
+        options=_build_options(planned.config, planned.parts.algorithm),
         engine=planned.engine,
-        evaluated=planned.evaluated,
+        evaluator=planned.parts.evaluator
+        or round_evaluation.TestEvaluator(
+            planned.model,
+            planned.evaluated,
+            has_test_users=planned.task.has_test_users,
+            personalize=getattr(made, "personalize", None),
+        ),
     )
 
 
@@ -310,24 +329,11 @@ def _build_process(planned: _Run, plan: MechanismPlan) -> Any:
         client_optimizer=tff.learning.optimizers.build_sgdm(
             config.client_lr, momentum=config.client_momentum or None
         ),
-        server_optimizer=_build_server_optimizer(config),
+        server_optimizer=build_server_optimizer(config),
         initial_weights=training.build_initial_weights(planned.model, planned.root),
         measure_clients=config.keeps_diagnostics,
         wrap_finalizer=planned.parts.wrap_finalizer,
     )
-
-
-def _build_server_optimizer(
-    config: TrainingConfig,
-) -> tff.learning.optimizers.Optimizer:
-    optimizers, momentum = tff.learning.optimizers, config.server_momentum
-    if config.server_optimizer == "sgd":
-        return optimizers.build_sgdm(config.server_lr, momentum=momentum or None)
-    adaptive = {"learning_rate": config.server_lr, "epsilon": config.server_epsilon}
-    if config.server_optimizer == "adagrad":
-        return optimizers.build_adagrad(**adaptive)
-    build = {"adam": optimizers.build_adam, "yogi": optimizers.build_yogi}
-    return build[config.server_optimizer](beta_1=momentum, **adaptive)
 
 
 def _build_cohorts(
@@ -344,11 +350,13 @@ def _build_cohorts(
     )
 
 
-def _build_options(config: TrainingConfig) -> training.TrainingOptions:
+def _build_options(
+    config: TrainingConfig, algorithm: FederatedAveraging
+) -> training.TrainingOptions:
     return training.TrainingOptions(
         total_rounds=config.total_rounds,
         batch_size=config.batch_size,
-        client_epochs=config.client_epochs,
+        client_epochs=algorithm.count_epochs(config.client_epochs),
         dropout_rate=config.dropout_rate,
         straggler_rate=config.straggler_rate,
         eval_every=config.eval_every,
@@ -398,7 +406,7 @@ def choose_folder(config: TrainingConfig, settings: Mapping[str, Any]) -> pathli
     return run_folder.choose_folder(
         config,
         settings,
-        name=f"{config.task}-{config.mechanism}",
+        name=config.label,
         finished=_RESULTS_NAME,
     )
 
@@ -443,7 +451,7 @@ def _write_results(
         plot.save_training_plot(
             path / _PLOT_NAME,
             {plan.title: results[plan.name].metrics for plan in plans},
-            metric=task.metric,
+            column=_choose_metric_column(planned),
             title=f"{task.name}, {plans[0].scheme.clients_per_round} clients a round",
             **_choose_epsilon_axis(planned),
         )
@@ -451,9 +459,16 @@ def _write_results(
     for plan in plans:
         own = path if plan is plans[0] else path / plan.name
         result = results[plan.name]
+        files.append(write_model(own, result.weights))
+        found = result.evaluation
+        if found is None:
+            continue
+        if found.heads:
+            files.append(write_heads(own, found.heads))
         for name, clients in (
-            (_CLIENTS_NAME, result.clients),
-            (_OWN_MODELS_NAME, result.own_models),
+            (_CLIENTS_NAME, found.clients),
+            (_OWN_MODELS_NAME, found.own_models),
+            (_VALIDATION_NAME, found.validation),
         ):
             if clients is not None:
                 stem = f"{name}_synthetic_data" if task.is_synthetic else name
@@ -470,3 +485,10 @@ def _write_results(
     )
     run_folder.write_json(path / _RESULTS_NAME, summary)
     return [*files, path / _RESULTS_NAME, path / "tensorboard"]
+
+
+def _choose_metric_column(planned: _Run) -> str:
+    """Returns the column of metrics.csv that the plot shows."""
+    own, metric = planned.parts.evaluator, planned.task.metric
+    columns = [f"test_{metric}"] if own is None else own.columns
+    return next(name for name in columns if name.endswith(f"_{metric}"))

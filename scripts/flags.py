@@ -29,7 +29,13 @@ _PACKAGES = (
     "tensorflow-federated",
     "tensorflow-privacy",
 )
-_SOURCE_PACKAGES = ("distributed_dp", "scripts", "simulation", "upcycled_fl")
+_SOURCE_PACKAGES = (
+    "centaur",
+    "distributed_dp",
+    "scripts",
+    "simulation",
+    "upcycled_fl",
+)
 
 
 def define_run_flags(values: flags.FlagValues) -> None:
@@ -129,7 +135,8 @@ def define_task_flags(values: flags.FlagValues) -> None:
         "partition",
         None,
         [kind.value for kind in PartitionKind],
-        "divide the examples of cifar10 and cifar100 anew",
+        "divide the examples of cifar10, cifar100, EMNIST or own arrays anew among "
+        "clients, in place of the file's users",
         flag_values=values,
     )
     for name, text in (
@@ -146,6 +153,12 @@ def define_task_flags(values: flags.FlagValues) -> None:
             "models differ",
         ),
         ("data_beta", "of synthetic data, how much local inputs differ"),
+        (
+            "test_fraction",
+            "with --partition: divide all examples of the file, and hold this fraction "
+            "of each client's out for the test (unset: the file's test is divided by "
+            "itself)",
+        ),
     ):
         flags.DEFINE_float(name, None, text, flag_values=values)
     flags.DEFINE_string(
@@ -184,7 +197,8 @@ def build_config(kind: Callable[..., ConfigT], values: flags.FlagValues) -> Conf
     Raises:
         ValueError: If a value is out of range.
     """
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    names = [field.name for field in fields if field.init]
     return kind(**{name: values[name].value for name in names})
 
 

@@ -269,7 +269,7 @@ def _build_plan(
     adaptive_clip = None
     if config.adaptive_clip and is_distributed:
         adaptive_clip = build_adaptive_clip(
-            clients_per_round=config.clients_per_round,
+            clients_per_round=scheme.clients_per_round,
             max_clients=bounds.high,
             noise_multiplier=config.quantile_noise_multiplier,
             target_quantile=config.target_quantile,

@@ -9,7 +9,7 @@ from distributed_dp import accounting
 from scripts.field_list import format_fields
 from scripts.mechanism_plan import REFERENCE_DELTA, MechanismPlan
 from scripts.training_config import TrainingConfig
-from simulation import evaluation, execution, seeds, training
+from simulation import evaluation, execution, round_evaluation, seeds, training
 from simulation.model import Model
 from simulation.tasks.task import Task
 
@@ -44,7 +44,7 @@ def describe_run(
         **more,
     }
     if config.keeps_diagnostics:
-        lines["evaluated"] = _describe_evaluated(evaluated, task)
+        lines.setdefault("evaluated", _describe_evaluated(evaluated, task))
     for index, plan in enumerate(plans):
         lines["mechanism" if index == 0 else "beside it"] = _describe_mechanism(plan)
     if config.dropout_rate:
@@ -71,14 +71,16 @@ def describe_results(
     """Returns the last lines: what came out, what it cost, and where it lies."""
     blocks = [_format_results(task, results, plans)]
     for plan in plans:
-        result = results[plan.name]
+        found = results[plan.name].evaluation
+        if found is None:
+            continue
         for title, clients in (
-            (plan.title, result.clients),
-            (f"{plan.title}, each with its own model", result.own_models),
+            (f"Test users, {plan.title}", found.clients),
+            (f"Test users, {plan.title}, each with its own model", found.own_models),
+            (f"The same on their validation parts, {plan.title}", found.validation),
         ):
             if clients is not None:
-                text = _describe_clients(task, clients)
-                blocks.append(f"Test users, {title}: {text}")
+                blocks.append(f"{title}: {_describe_clients(task, clients)}")
     for plan in plans:
         whole = _describe_privacy(plan, results[plan.name], dropout_rate)
         if plan.name in client_statements:
@@ -117,12 +119,7 @@ def summarize_results(
         summary[plan.name] = {
             "title": plan.title,
             "test": None if result.final is None else dict(result.final),
-            "test_users": None
-            if result.clients is None
-            else result.clients.summarize(),
-            "test_users_own_models": None
-            if result.own_models is None
-            else result.own_models.summarize(),
+            **_summarize_users(result.evaluation),
             "rounds_completed": state.rounds_completed,
             "rounds_spent": state.rounds_spent,
             "stopped": result.stopped,
@@ -133,6 +130,22 @@ def summarize_results(
             "server_privacy": None if server is None else server.to_dict(),
             "client_privacy": None if clients is None else clients.to_dict(),
         }
+    return summary
+
+
+def _summarize_users(
+    found: round_evaluation.FinalEvaluation | None,
+) -> dict[str, object]:
+    """Returns how the metrics are spread over users, None where there are none."""
+    names = {
+        "test_users": "clients",
+        "test_users_own_models": "own_models",
+        "validation_users_own_models": "validation",
+    }
+    summary: dict[str, object] = {}
+    for name, field in names.items():
+        clients = getattr(found, field, None)
+        summary[name] = None if clients is None else clients.summarize()
     return summary
 
 

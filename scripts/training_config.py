@@ -41,6 +41,7 @@ class TrainingConfig:
     data_alpha: float | None
     data_beta: float | None
     classes_per_client: int | None
+    test_fraction: float | None
     vocabulary_size: int | None
     embedding_file: str | None
     eval_examples: int | None
@@ -190,6 +191,11 @@ class TrainingConfig:
             and not self.adaptive_clip
         )
         return Accountant.PLD if tight else Accountant.RDP
+
+    @property
+    def label(self) -> str:
+        """What a run folder is called, before the digest of its settings."""
+        return f"{self.task}-{self.mechanism}"
 
     @property
     def keeps_diagnostics(self) -> bool:

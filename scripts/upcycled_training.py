@@ -7,7 +7,7 @@ from scripts import client_privacy, distributed_training
 from scripts.distributed_training import ProgramParts
 from scripts.training_config import TrainingConfig
 from scripts.upcycled_config import UpcycledConfig
-from simulation import cohort
+from simulation import cohort, seeds
 from simulation.algorithm import FederatedAveraging
 from simulation.model import Model
 from simulation.tasks.task import Task
@@ -31,8 +31,13 @@ def run(config: UpcycledConfig) -> distributed_training.RunOutcome:
 
 
 def _build_parts(
-    config: TrainingConfig, task: Task, model: Model, cohorts: cohort.CohortSampler
+    config: TrainingConfig,
+    task: Task,
+    model: Model,
+    cohorts: cohort.CohortSampler,
+    root: seeds.RootSeed,
 ) -> ProgramParts:
+    del root
     assert isinstance(config, UpcycledConfig)
     noise = client_privacy.build_client_privacy(config, task, model, cohorts)
     algorithm = _build_algorithm(config, task, noise)

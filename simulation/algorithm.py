@@ -5,7 +5,7 @@ averaging; others replace what they do otherwise.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,21 @@ class ClientContext:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientData:
+    """A client's data in a round.
+
+    Attributes:
+        examples: All of its "x" and "y".
+        batches: What `client_training.draw_batches` returned for them.
+        seed: int32[2], of this client and round alone: for dropout layers.
+    """
+
+    examples: Mapping[str, tf.Tensor]
+    batches: tf.Tensor
+    seed: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Conclusion:
     """What a client makes of its training.
 
@@ -47,6 +62,12 @@ class Conclusion:
 
     update: Any
     state: Weights = ()
+
+
+# Returns what a client makes of a round, and the sums of its training.
+ClientWork = Callable[
+    [ClientContext, ClientData], tuple[Conclusion, client_training.Sums]
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +85,10 @@ class FederatedAveraging:
         """Its name for people."""
         return "FedProx" if self.proximal_strength else "FedAvg"
 
+    def initialize_global(self, weights: Arrays) -> tuple[np.ndarray, ...]:
+        """Returns what the server holds of a model's weights: here all."""
+        return tuple(weights)
+
     def initialize_shared(self, weights: Arrays) -> tuple[np.ndarray, ...]:
         """Returns what the server sends beside the weights, at first."""
         del weights
@@ -79,9 +104,47 @@ class FederatedAveraging:
         del weights
         return ()
 
+    def count_epochs(self, num_epochs: int) -> int:
+        """Returns the passes over its examples that a client has batches for.
+
+        Args:
+            num_epochs: Those in which what the server holds is trained.
+        """
+        return num_epochs
+
     def count_sent(self, num_parameters: int) -> int:
         """Returns how many numbers a client sends, for a model's parameters."""
         return num_parameters
+
+    def build_client_work(
+        self,
+        model: Model,
+        optimizer: tff.learning.optimizers.Optimizer,
+        initial_weights: Arrays,
+    ) -> ClientWork:
+        """Returns a client's work in a round.
+
+        Args:
+            model: The model.
+            optimizer: The optimizer of what the server holds.
+            initial_weights: The model's weights before the first round.
+        """
+        del initial_weights
+        train = self.build_training(model, optimizer)
+
+        def work(
+            context: ClientContext, data: ClientData
+        ) -> tuple[Conclusion, client_training.Sums]:
+            carried, sums = train(
+                context.initial,
+                data.examples,
+                data.batches,
+                data.seed,
+                self.compute_shift(context),
+            )
+            return self.conclude(context, carried), sums
+
+        return work
 
     def build_training(
         self, model: Model, optimizer: tff.learning.optimizers.Optimizer

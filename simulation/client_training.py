@@ -121,9 +121,9 @@ def build_training(
     such, all from the forward pass that the gradient needs. `model.compute_means`
     divides them.
     """
-    _check_proximal_strength(proximal_strength)
-    if model.stackable:
-        return _build_stacked_training(model, solver, proximal_strength)
+    loop = LocalLoop(model=model, solver=solver, proximal_strength=proximal_strength)
+    if not model.stackable:
+        return loop.run
 
     def train(
         weights: Weights,
@@ -132,25 +132,191 @@ def build_training(
         seed: tf.Tensor,
         shift: Weights | None = None,
     ) -> tuple[Weights, Sums]:
-        num_steps = _count_rows(batches)
+        shift = () if shift is None else tuple(shift)
+        numbers = loop.list_numbers(weights)
+        return call_stacked(
+            loop.run_stack,
+            (tuple(weights), dict(examples), batches, seed, numbers, shift),
+        )
+
+    return train
+
+
+def call_stacked(function: Callable[..., Any], arguments: Any) -> Any:
+    """Calls a function of stacked clients on one client's structures of tensors.
+
+    See `lockstep.call_stacked`: the engine may run the call for many clients together.
+
+    Args:
+        function: Of structures of tensors whose first axis counts clients.
+        arguments: A tuple of one client's.
+    """
+    structure: list[Any] = []
+
+    def compute(*stacked: tf.Tensor) -> list[tf.Tensor]:
+        result = function(*tf.nest.pack_sequence_as(arguments, stacked))
+        structure[:] = [tf.nest.map_structure(lambda _: 0, result)]
+        return tf.nest.flatten(result)
+
+    flat = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
+    results = lockstep.call_stacked(compute, flat)
+    return tf.nest.pack_sequence_as(structure[0], results)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalLoop:
+    """A solver's steps on a client's batches, alone or in a stack of clients.
+
+    Attributes:
+        model: The model.
+        solver: Takes the steps.
+        proximal_strength: mu of a proximal term; 0 adds nothing.
+    """
+
+    model: Model
+    solver: LocalSolver
+    proximal_strength: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_proximal_strength(self.proximal_strength)
+
+    def run(
+        self,
+        weights: Weights,
+        examples: Mapping[str, tf.Tensor],
+        batches: tf.Tensor,
+        seed: tf.Tensor,
+        shift: Weights | None = None,
+    ) -> tuple[Weights, Sums]:
+        """Returns what the solver carried on one client, and the sums.
+
+        Args:
+            weights: Where it starts.
+            examples: All of the client's "x" and "y".
+            batches: As `draw_batches` returns them.
+            seed: int32[2], for dropout layers.
+            shift: What is added to the gradients, or None.
+        """
+        num_steps = count_rows(batches)
+        terms = LocalTerms(
+            initial=tuple(weights), strength=self.proximal_strength or None, shift=shift
+        )
 
         def step(number: tf.Tensor, *carry: Any) -> Any:
             rows = batches[number]
             rows = rows[: tf.math.count_nonzero(rows, dtype=tf.int32)] - 1
             batch = {name: tf.gather(part, rows) for name, part in examples.items()}
-            stepped = _step(model, solver, number, carry, batch, seed, terms=terms)
+            stepped = _step(
+                self.model, self.solver, number, carry, batch, seed, terms=terms
+            )
             return number + 1, *stepped
 
-        terms = LocalTerms(
-            initial=tuple(weights), strength=proximal_strength or None, shift=shift
-        )
-        start = (tf.constant(0), *_begin(model, solver, weights))
+        start = (tf.constant(0), *_begin(self.model, self.solver, weights))
         _, trained, _, sums = tf.while_loop(
             lambda number, *_: number < num_steps, step, start
         )
         return trained, sums
 
-    return train
+    def list_numbers(self, weights: Weights) -> dict[str, list[tf.Tensor]]:
+        """Returns learning rates and the like, which a stack is given.
+
+        They are not written into the program, which is then compiled once for all
+        their values.
+
+        Args:
+            weights: Where a client starts.
+        """
+        _, state, _ = _begin(self.model, self.solver, weights)
+        leaves = map(tf.convert_to_tensor, tf.nest.flatten(state))
+        numbers = {"state": [leaf for leaf in leaves if not leaf.shape.rank]}
+        if self.proximal_strength:
+            numbers["strength"] = [tf.constant(self.proximal_strength)]
+        return numbers
+
+    def run_stack(
+        self,
+        weights: Weights,
+        examples: Mapping[str, tf.Tensor],
+        batches: tf.Tensor,
+        seeds: tf.Tensor,
+        numbers: Mapping[str, list[tf.Tensor]],
+        shift: Weights = (),
+    ) -> tuple[Weights, Sums]:
+        """Does what `run` does for clients stacked along the first axis of all tensors.
+
+        Args:
+            weights: Theirs.
+            examples: Theirs.
+            batches: Theirs, of one shape: rows of zeros are no steps.
+            seeds: Theirs.
+            numbers: What `list_numbers` returns, of each.
+            shift: Theirs; () for none.
+        """
+        num_clients = tf.shape(batches)[0]
+        num_steps = tf.reduce_max(count_rows(batches))
+
+        def step(number: tf.Tensor, *carry: Any) -> Any:
+            rows = batches[:, number]
+            mask = tf.cast(rows > 0, tf.float32)
+            rows = tf.maximum(rows - 1, 0)
+            batch = {
+                name: tf.gather(part, rows, batch_dims=1)
+                for name, part in examples.items()
+            }
+
+            def step_of_one(arguments: Any) -> Any:
+                before, batch, seed, mask, own = arguments
+                after = _step(
+                    self.model,
+                    self.solver,
+                    number,
+                    before,
+                    batch,
+                    seed,
+                    mask,
+                    terms=LocalTerms(**own),
+                )
+                is_real = tf.reduce_any(mask > 0)
+                return tf.nest.map_structure(
+                    lambda new, old: tf.where(is_real, new, old), after, before
+                )
+
+            stepped = tf.vectorized_map(
+                step_of_one,
+                (carry, batch, seeds, mask, own),
+                fallback_to_while_loop=False,
+            )
+            return number + 1, *stepped
+
+        def repeat(leaf: Any) -> tf.Tensor:
+            leaf = tf.convert_to_tensor(leaf)
+            return tf.broadcast_to(leaf, tf.concat([[num_clients], tf.shape(leaf)], 0))
+
+        own: dict[str, Any] = {"initial": tuple(weights)}
+        if "strength" in numbers:
+            [own["strength"]] = numbers["strength"]
+        if shift:
+            own["shift"] = tuple(shift)
+        carried = tf.vectorized_map(self.solver.begin, tuple(weights))
+        state = self.solver.initialize(
+            tf.nest.map_structure(lambda leaf: leaf[0], carried)
+        )
+        given = iter(numbers["state"])
+        state = tf.nest.map_structure(
+            lambda leaf: repeat(leaf) if np.ndim(leaf) else next(given), state
+        )
+        sums = tf.nest.map_structure(repeat, build_sums(self.model))
+        start = (tf.constant(0), carried, state, sums)
+        invariants = tf.nest.map_structure(
+            lambda tensor: tf.TensorShape([None, *tensor.shape[1:]]), start[1:]
+        )
+        _, trained, _, sums = tf.while_loop(
+            lambda number, *_: number < num_steps,
+            step,
+            start,
+            shape_invariants=(tf.TensorShape([]), *invariants),
+        )
+        return trained, sums
 
 
 def train_on_dataset(
@@ -253,103 +419,6 @@ def _step(
     return carried, state, tf.nest.map_structure(tf.add, sums, found)
 
 
-def _count_rows(batches: tf.Tensor) -> tf.Tensor:
+def count_rows(batches: tf.Tensor) -> tf.Tensor:
     """Returns the number of batches that have an example, which come first."""
     return tf.math.count_nonzero(batches[..., 0], axis=-1, dtype=tf.int32)
-
-
-def _build_stacked_training(
-    model: Model, solver: LocalSolver, proximal_strength: float
-) -> Training:
-    """Returns local training as a call that the engine can make for many clients."""
-
-    def train(
-        weights: Weights,
-        examples: Mapping[str, tf.Tensor],
-        batches: tf.Tensor,
-        seed: tf.Tensor,
-        shift: Weights | None = None,
-    ) -> tuple[Weights, Sums]:
-        carried, state, sums = _begin(model, solver, weights)
-        # Learning rates and the like are given, not written into the program: it is
-        # then compiled once for all their values.
-        leaves = map(tf.convert_to_tensor, tf.nest.flatten(state))
-        numbers = {"state": [leaf for leaf in leaves if not leaf.shape.rank]}
-        if proximal_strength:
-            numbers["strength"] = [tf.constant(proximal_strength)]
-        shift = () if shift is None else tuple(shift)
-        arguments = (tuple(weights), dict(examples), batches, seed, shift, numbers)
-
-        def compute(*stacked: tf.Tensor) -> list[tf.Tensor]:
-            structure = tf.nest.pack_sequence_as(arguments, stacked)
-            return tf.nest.flatten(_train_stack(model, solver, *structure))
-
-        results = lockstep.call_stacked(compute, tf.nest.flatten(arguments))
-        return tf.nest.pack_sequence_as((carried, sums), results)
-
-    return train
-
-
-def _train_stack(
-    model: Model,
-    solver: LocalSolver,
-    weights: Weights,
-    examples: Mapping[str, tf.Tensor],
-    batches: tf.Tensor,
-    seeds: tf.Tensor,
-    shift: Weights,
-    numbers: Mapping[str, list[tf.Tensor]],
-) -> tuple[Weights, Sums]:
-    """Trains clients whose tensors are stacked along the first axis."""
-    num_clients = tf.shape(batches)[0]
-    num_steps = tf.reduce_max(_count_rows(batches))
-
-    def step(number: tf.Tensor, *carry: Any) -> Any:
-        rows = batches[:, number]
-        mask = tf.cast(rows > 0, tf.float32)
-        rows = tf.maximum(rows - 1, 0)
-        batch = {
-            name: tf.gather(part, rows, batch_dims=1) for name, part in examples.items()
-        }
-
-        def step_of_one(arguments: Any) -> Any:
-            before, batch, seed, mask, own = arguments
-            terms = LocalTerms(**own)
-            after = _step(model, solver, number, before, batch, seed, mask, terms=terms)
-            is_real = tf.reduce_any(mask > 0)
-            return tf.nest.map_structure(
-                lambda new, old: tf.where(is_real, new, old), after, before
-            )
-
-        stepped = tf.vectorized_map(
-            step_of_one, (carry, batch, seeds, mask, own), fallback_to_while_loop=False
-        )
-        return number + 1, *stepped
-
-    def repeat(leaf: Any) -> tf.Tensor:
-        leaf = tf.convert_to_tensor(leaf)
-        return tf.broadcast_to(leaf, tf.concat([[num_clients], tf.shape(leaf)], 0))
-
-    own: dict[str, Any] = {"initial": tuple(weights)}
-    if "strength" in numbers:
-        [own["strength"]] = numbers["strength"]
-    if shift:
-        own["shift"] = tuple(shift)
-    carried = tf.vectorized_map(solver.begin, tuple(weights))
-    state = solver.initialize(tf.nest.map_structure(lambda leaf: leaf[0], carried))
-    given = iter(numbers["state"])
-    state = tf.nest.map_structure(
-        lambda leaf: repeat(leaf) if np.ndim(leaf) else next(given), state
-    )
-    sums = tf.nest.map_structure(repeat, build_sums(model))
-    start = (tf.constant(0), carried, state, sums)
-    invariants = tf.nest.map_structure(
-        lambda tensor: tf.TensorShape([None, *tensor.shape[1:]]), start[1:]
-    )
-    _, trained, _, sums = tf.while_loop(
-        lambda number, *_: number < num_steps,
-        step,
-        start,
-        shape_invariants=(tf.TensorShape([]), *invariants),
-    )
-    return trained, sums

@@ -1,8 +1,14 @@
-"""Models of images."""
+"""Models of images.
 
+Their layers are named conv_1, conv_2, ..., dense_1, dense_2, ... and, the last, logits.
+What a layer returns is what the next one multiplies: behind its weights a layer has its
+ReLU, pooling, flattening and dropout.
+"""
+
+import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +16,17 @@ import tensorflow as tf
 
 from simulation.model import (
     Initialize,
+    Layer,
     Model,
-    Predict,
     Weights,
     apply_dropout,
     build_classifier,
     draw_glorot,
     fold_seed,
 )
+
+# Operations without weights: (x, seed of the model) -> outputs.
+_Operation = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]
 
 
 def build_logistic_regression(
@@ -33,13 +42,9 @@ def build_logistic_regression(
             np.zeros([num_classes], np.float32),
         )
 
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        del seed
-        kernel, bias = weights
-        return tf.reshape(x, [-1, dim]) @ kernel + bias
-
+    layers = _flatten_images(_list_dense_layers(0), image_shape)
     return _build_image_classifier(
-        "logistic_regression", initialize, predict, image_shape, stackable=True
+        "logistic_regression", initialize, layers, image_shape, stackable=True
     )
 
 
@@ -54,7 +59,7 @@ def build_mlp(
 
     For 28x28x1 images and 10 classes: 155,830 parameters with one hidden layer of 196
     (with dropout 0.5, that of Yin et al. 2024 for FEMNIST), 236,090 with 256, 128 and
-    16 (Shen et al. 2023 for EMNIST: 235,920, and 170 of the head).
+    16 (Shen et al. 2023 for EMNIST: 235,920, and 170 of the head, "logits").
 
     Args:
         image_shape: Height, width, channels.
@@ -69,18 +74,13 @@ def build_mlp(
     if dropout_rate is not None and not 0 < dropout_rate < 1:
         raise ValueError(f"`dropout_rate` must be in (0, 1). Found {dropout_rate}.")
     sizes = [math.prod(image_shape), *hidden_sizes, num_classes]
-
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        x = tf.reshape(x, [-1, sizes[0]])
-        return _apply_dense_layers(x, weights, seed, dropout_rate)
-
+    layers = _list_dense_layers(len(hidden_sizes), dropout_rate)
     return _build_image_classifier(
         "mlp",
         _build_glorot(_list_dense_shapes(sizes)),
-        predict,
+        _flatten_images(layers, image_shape),
         image_shape,
         stackable=dropout_rate is None,
-        num_head_weights=2,
     )
 
 
@@ -92,16 +92,13 @@ def build_small_cnn(image_shape: tuple[int, int, int], num_classes: int) -> Mode
     height, width, channels = image_shape
     flat = (height // 4) * (width // 4) * 32
     shapes = ([3, 3, channels, 16], [16], [3, 3, 16, 32], [32], [flat, num_classes])
-
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        del seed
-        for kernel, bias in (weights[0:2], weights[2:4]):
-            x = _convolve(x, kernel, bias, "SAME")
-            x = tf.nn.max_pool2d(x, 2, 2, "VALID")
-        return tf.reshape(x, [-1, flat]) @ weights[4] + weights[5]
-
+    layers = (
+        _build_convolution("conv_1", "SAME", _pool("VALID")),
+        _build_convolution("conv_2", "SAME", _pool("VALID"), _flatten(flat)),
+        _build_dense("logits"),
+    )
     return _build_image_classifier(
-        "small_cnn", _build_glorot([*shapes, [num_classes]]), predict, image_shape
+        "small_cnn", _build_glorot([*shapes, [num_classes]]), layers, image_shape
     )
 
 
@@ -124,18 +121,14 @@ def build_emnist_cnn(image_shape: tuple[int, int, int], num_classes: int) -> Mod
         [128, num_classes],
         [num_classes],
     )
-
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        x = _convolve(x, weights[0], weights[1], "VALID")
-        x = tf.nn.max_pool2d(x, 2, 2, "VALID")
-        x = _convolve(x, weights[2], weights[3], "VALID")
-        x = apply_dropout(tf.reshape(x, [-1, flat]), 0.25, fold_seed(seed, 0))
-        x = tf.nn.relu(x @ weights[4] + weights[5])
-        x = apply_dropout(x, 0.5, fold_seed(seed, 1))
-        return x @ weights[6] + weights[7]
-
+    layers = (
+        _build_convolution("conv_1", "VALID", _pool("VALID")),
+        _build_convolution("conv_2", "VALID", _flatten(flat), _drop(0.25, 0)),
+        _build_dense("dense_1", _rectify, _drop(0.5, 1)),
+        _build_dense("logits"),
+    )
     return _build_image_classifier(
-        "emnist_cnn", _build_glorot(shapes), predict, image_shape
+        "emnist_cnn", _build_glorot(shapes), layers, image_shape
     )
 
 
@@ -152,18 +145,16 @@ def build_conv_dropout_cnn(
     flat = ((height - 4) // 2) * ((width - 4) // 2) * 64
     shapes = [[3, 3, channels, 32], [32], [3, 3, 32, 64], [64]]
     shapes += _list_dense_shapes([flat, 128, num_classes])
-
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        x = _convolve(x, weights[0], weights[1], "VALID")
-        x = _convolve(x, weights[2], weights[3], "VALID")
-        x = tf.reshape(tf.nn.max_pool2d(x, 2, 2, "VALID"), [-1, flat])
-        x = apply_dropout(x, 0.25, fold_seed(seed, 0))
-        x = tf.nn.relu(x @ weights[4] + weights[5])
-        x = apply_dropout(x, 0.5, fold_seed(seed, 1))
-        return x @ weights[6] + weights[7]
-
+    layers = (
+        _build_convolution("conv_1", "VALID"),
+        _build_convolution(
+            "conv_2", "VALID", _pool("VALID"), _flatten(flat), _drop(0.25, 0)
+        ),
+        _build_dense("dense_1", _rectify, _drop(0.5, 1)),
+        _build_dense("logits"),
+    )
     return _build_image_classifier(
-        "conv_dropout_cnn", _build_glorot(shapes), predict, image_shape
+        "conv_dropout_cnn", _build_glorot(shapes), layers, image_shape
     )
 
 
@@ -179,16 +170,13 @@ def build_fedavg_cnn(image_shape: tuple[int, int, int], num_classes: int) -> Mod
     flat = -(-height // 4) * -(-width // 4) * 64
     shapes = [[5, 5, channels, 32], [32], [5, 5, 32, 64], [64]]
     shapes += _list_dense_shapes([flat, 512, num_classes])
-
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        del seed
-        for kernel, bias in (weights[0:2], weights[2:4]):
-            x = _convolve(x, kernel, bias, "SAME")
-            x = tf.nn.max_pool2d(x, 2, 2, "SAME")
-        return _apply_dense_layers(tf.reshape(x, [-1, flat]), weights[4:])
-
+    layers = (
+        _build_convolution("conv_1", "SAME", _pool("SAME")),
+        _build_convolution("conv_2", "SAME", _pool("SAME"), _flatten(flat)),
+        *_list_dense_layers(1),
+    )
     return _build_image_classifier(
-        "fedavg_cnn", _build_glorot(shapes), predict, image_shape
+        "fedavg_cnn", _build_glorot(shapes), layers, image_shape
     )
 
 
@@ -206,13 +194,12 @@ def build_three_filter_cnn(
     flat = (height - 2) * (width - 2) * 3
     shapes = [[3, 3, channels, 3], [3]]
     shapes += _list_dense_shapes([flat, 1000, 100, num_classes])
-
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        x = _convolve(x, weights[0], weights[1], "VALID")
-        return _apply_dense_layers(tf.reshape(x, [-1, flat]), weights[2:], seed, 0.5)
-
+    layers = (
+        _build_convolution("conv_1", "VALID", _flatten(flat)),
+        *_list_dense_layers(2, 0.5),
+    )
     return _build_image_classifier(
-        "three_filter_cnn", _build_glorot(shapes), predict, image_shape
+        "three_filter_cnn", _build_glorot(shapes), layers, image_shape
     )
 
 
@@ -230,41 +217,86 @@ def build_lenet(
     flat = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2) * 64
     shapes = [[5, 5, channels, 64], [64], [5, 5, 64, 64], [64]]
     shapes += _list_dense_shapes([flat, *hidden_sizes, num_classes])
-
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        del seed
-        for kernel, bias in (weights[0:2], weights[2:4]):
-            x = _convolve(x, kernel, bias, "VALID")
-            x = tf.nn.max_pool2d(x, 2, 2, "VALID")
-        return _apply_dense_layers(tf.reshape(x, [-1, flat]), weights[4:])
-
-    return _build_image_classifier(
-        "lenet", _build_glorot(shapes), predict, image_shape, num_head_weights=2
+    layers = (
+        _build_convolution("conv_1", "VALID", _pool("VALID")),
+        _build_convolution("conv_2", "VALID", _pool("VALID"), _flatten(flat)),
+        *_list_dense_layers(len(hidden_sizes)),
     )
+    return _build_image_classifier("lenet", _build_glorot(shapes), layers, image_shape)
 
 
-def _convolve(
-    x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, padding: str
+def _build_convolution(name: str, padding: str, *operations: _Operation) -> Layer:
+    """Returns a convolution with bias and ReLU, then `operations`."""
+
+    def apply(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        kernel, bias = weights
+        # Not `+`: this op has a faster gradient.
+        x = tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, padding), bias)
+        return _apply_operations((_rectify, *operations), x, seed)
+
+    return Layer(name=name, num_weights=2, apply=apply)
+
+
+def _build_dense(name: str, *operations: _Operation) -> Layer:
+    """Returns a dense layer with bias, then `operations`."""
+
+    def apply(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        kernel, bias = weights
+        return _apply_operations(operations, x @ kernel + bias, seed)
+
+    return Layer(name=name, num_weights=2, apply=apply)
+
+
+def _list_dense_layers(
+    num_hidden: int, dropout_rate: float | None = None
+) -> list[Layer]:
+    """Returns hidden layers with ReLU, and dropout if there is a rate, and logits."""
+    hidden = []
+    for index in range(num_hidden):
+        dropout = [] if dropout_rate is None else [_drop(dropout_rate, index)]
+        hidden.append(_build_dense(f"dense_{index + 1}", _rectify, *dropout))
+    return [*hidden, _build_dense("logits")]
+
+
+def _flatten_images(
+    layers: Sequence[Layer], image_shape: tuple[int, int, int]
+) -> list[Layer]:
+    """Returns the layers, the first of which flattens its inputs."""
+    first, *others = layers
+    flatten = _flatten(math.prod(image_shape))
+
+    def apply(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        return first.apply(weights, flatten(x, seed), seed)
+
+    return [dataclasses.replace(first, apply=apply), *others]
+
+
+def _apply_operations(
+    operations: Sequence[_Operation], x: tf.Tensor, seed: tf.Tensor | None
 ) -> tf.Tensor:
-    """Returns a convolution with bias and ReLU."""
-    # Not `+`: this op has a faster gradient.
-    return tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, padding), bias))
-
-
-def _apply_dense_layers(
-    x: tf.Tensor,
-    weights: Weights,
-    seed: tf.Tensor | None = None,
-    dropout_rate: float | None = None,
-) -> tf.Tensor:
-    """Returns dense layers of `weights` (kernel, bias, ...), ReLU between them."""
-    x = x @ weights[0] + weights[1]
-    for layer in range(2, len(weights), 2):
-        x = tf.nn.relu(x)
-        if dropout_rate is not None:
-            x = apply_dropout(x, dropout_rate, fold_seed(seed, layer // 2 - 1))
-        x = x @ weights[layer] + weights[layer + 1]
+    for operation in operations:
+        x = operation(x, seed)
     return x
+
+
+def _rectify(x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+    del seed
+    return tf.nn.relu(x)
+
+
+def _pool(padding: str) -> _Operation:
+    """Returns max pooling of 2x2 pixels."""
+    return lambda x, seed: tf.nn.max_pool2d(x, 2, 2, padding)
+
+
+def _flatten(size: int) -> _Operation:
+    """Returns what makes of each example a vector of this size."""
+    return lambda x, seed: tf.reshape(x, [-1, size])
+
+
+def _drop(rate: float, number: int) -> _Operation:
+    """Returns dropout with a number of its own in the model."""
+    return lambda x, seed: apply_dropout(x, rate, fold_seed(seed, number))
 
 
 def _list_dense_shapes(sizes: Sequence[int]) -> list[list[int]]:
@@ -288,9 +320,9 @@ def _build_glorot(shapes: Sequence[Sequence[int]]) -> Initialize:
 def _build_image_classifier(
     name: str,
     initialize: Initialize,
-    predict: Predict,
+    layers: Sequence[Layer],
     image_shape: tuple[int, int, int],
     **kwargs: Any,
 ) -> Model:
     x_spec = tf.TensorSpec([None, *image_shape], tf.float32)
-    return build_classifier(name, initialize, predict, x_spec, **kwargs)
+    return build_classifier(name, initialize, layers, x_spec, **kwargs)

@@ -16,7 +16,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulation import client_state_process, client_training
-from simulation.algorithm import ClientContext, FederatedAveraging, compute_update
+from simulation.algorithm import (
+    ClientContext,
+    ClientData,
+    FederatedAveraging,
+    compute_update,
+)
 from simulation.local_solver import OptimizerSolver
 from simulation.model import Model
 
@@ -96,7 +101,7 @@ def build_learning_process(
         algorithm: What clients do, keep and send.
         client_optimizer: The optimizer of the clients.
         server_optimizer: The optimizer of the server.
-        initial_weights: The weights before the first round.
+        initial_weights: The model's weights before the first round.
         carried_seeds: Whether seeds come with the clients' data. Otherwise dropout
             layers draw from TensorFlow's unseeded source, the aggregator must take
             bare updates, and the algorithm must be federated averaging or FedProx.
@@ -119,12 +124,13 @@ def build_learning_process(
         raise ValueError(
             f"`carried_seeds` must be True for {algorithm.name}. Found False."
         )
+    global_weights = algorithm.initialize_global(initial_weights)
     shared = algorithm.initialize_shared(initial_weights)
 
     @tff.tensorflow.computation
     def initial_weights_fn() -> tff.learning.models.ModelWeights:
         return tff.learning.models.ModelWeights(
-            trainable=tuple(tf.constant(weight) for weight in initial_weights),
+            trainable=tuple(tf.constant(weight) for weight in global_weights),
             non_trainable=tuple(tf.constant(part) for part in shared),
         )
 
@@ -138,7 +144,7 @@ def build_learning_process(
         algorithm,
         client_optimizer,
         weights_type,
-        client_state,
+        initial_weights,
         carried_seeds=carried_seeds,
         measure_clients=measure_clients,
         is_weighted=is_weighted,
@@ -285,7 +291,7 @@ def _build_work(
     algorithm: FederatedAveraging,
     optimizer: tff.learning.optimizers.Optimizer,
     weights_type: tff.Type,
-    client_state: Sequence[np.ndarray],
+    initial_weights: Sequence[np.ndarray],
     *,
     carried_seeds: bool,
     measure_clients: bool,
@@ -293,9 +299,11 @@ def _build_work(
 ) -> tff.Computation:
     """Returns a client's work: (weights, data) -> (result, sums, what it keeps)."""
     data_type = build_client_data_type(
-        model, carried_seeds=carried_seeds, client_state=client_state
+        model,
+        carried_seeds=carried_seeds,
+        client_state=algorithm.initialize_client_state(initial_weights),
     )
-    train = algorithm.build_training(model, optimizer)
+    conclude = algorithm.build_client_work(model, optimizer, initial_weights)
 
     def work_carried(weights: Any, data: Any) -> Any:
         client = data.get_single_element()
@@ -305,14 +313,14 @@ def _build_work(
             state=tuple(client.get("state", ())),
             seed=client["noise_seed"],
         )
-        carried, sums = train(
-            context.initial,
-            client["examples"],
-            client["batches"],
-            client["training_seed"],
-            algorithm.compute_shift(context),
+        conclusion, sums = conclude(
+            context,
+            ClientData(
+                examples=client["examples"],
+                batches=client["batches"],
+                seed=client["training_seed"],
+            ),
         )
-        conclusion = algorithm.conclude(context, carried)
         update = conclusion.update
         if is_weighted:
             count = client_training.count_examples(client["batches"])

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from simulation.image_models import build_logistic_regression
-from simulation.model import Model, Weights
+from simulation.model import Layer, LayerChain, Model, Weights
 
 # The name of the model that has an exact solver.
 ONE_OUTPUT = "one_output_logistic_regression"
@@ -33,11 +33,15 @@ def build_double_softmax_regression(
     """
     proper = build_logistic_regression(image_shape, num_classes)
 
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+    def apply(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
         return tf.nn.softmax(proper.predict(weights, x, seed))
 
+    layers = (Layer(name="logits", num_weights=2, apply=apply),)
     return dataclasses.replace(
-        proper, name="double_softmax_regression", predict=predict
+        proper,
+        name="double_softmax_regression",
+        predict=LayerChain(layers=layers),
+        layers=layers,
     )
 
 
@@ -60,16 +64,17 @@ def build_one_output_logistic_regression(image_shape: tuple[int, int, int]) -> M
         del rng
         return (np.zeros([dim + 1], np.float32),)
 
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+    def apply(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
         del seed
         (vector,) = weights
         features = scale_features(tf.reshape(x, [-1, dim]))
         return tf.linalg.matvec(features, vector)
 
+    layers = (Layer(name="logits", num_weights=1, apply=apply),)
     return Model(
         name=ONE_OUTPUT,
         initialize=initialize,
-        predict=predict,
+        predict=LayerChain(layers=layers),
         compute_loss=compute_logistic_loss,
         metrics={"accuracy": compute_one_output_accuracy},
         example_spec=collections.OrderedDict(
@@ -77,6 +82,7 @@ def build_one_output_logistic_regression(image_shape: tuple[int, int, int]) -> M
             y=tf.TensorSpec([None], tf.int32),
         ),
         stackable=True,
+        layers=layers,
     )
 
 

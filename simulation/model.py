@@ -22,6 +22,76 @@ PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A named part of a model: operations that have weights, and some that follow them.
+
+    Attributes:
+        name: Its name, by which a model is split.
+        num_weights: How many arrays its weights are, at least one.
+        apply: (its own weights, its inputs, seed) -> its outputs, [batch, ...]. `seed`
+            is that of the whole model, of which a layer with dropout makes its own.
+    """
+
+    name: str
+    num_weights: int
+    apply: Predict
+
+    def __post_init__(self) -> None:
+        if self.num_weights < 1:
+            raise ValueError(
+                f"`num_weights` of layer {self.name!r} must be positive. Found "
+                f"{self.num_weights}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerChain:
+    """The function that layers in a row are: a `predict` of their weights in a row.
+
+    Two of the same layers are equal.
+
+    Attributes:
+        layers: In order. No two may have one name.
+    """
+
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"`layers` must have names that differ. Found {names}.")
+
+    @property
+    def num_weights(self) -> int:
+        """How many arrays the weights are."""
+        return sum(layer.num_weights for layer in self.layers)
+
+    def __call__(
+        self, weights: Weights, x: tf.Tensor, seed: tf.Tensor | None
+    ) -> tf.Tensor:
+        """Returns the outputs of the last layer, [batch, ...]; x where there is none.
+
+        Args:
+            weights: Those of all layers.
+            x: The first layer's inputs, [batch, ...].
+            seed: As `Model.predict` takes it.
+
+        Raises:
+            ValueError: If the number of weights is not that of the layers.
+        """
+        if len(weights) != self.num_weights:
+            raise ValueError(
+                f"`weights` must be {self.num_weights} arrays. Found {len(weights)}."
+            )
+        start = 0
+        for layer in self.layers:
+            own = weights[start : start + layer.num_weights]
+            x = layer.apply(own, x, seed)
+            start += layer.num_weights
+        return x
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
     """A model as pure functions.
 
@@ -42,8 +112,9 @@ class Model:
         metric_weights: (labels, outputs) -> the weight of each example in the metrics,
             such as the tokens of a sentence that count; a metric's value of an example
             is then a sum, such as the tokens that are right. None: 1 an example.
-        num_head_weights: How many of the last weights are the head, the part that a
-            client may keep to itself; the others are the representation. 0: no head.
+        layers: What `predict` is made of, in order: it is then their `LayerChain`. The
+            head, the part that a client may keep to itself, begins at one of them. ():
+            the model cannot be taken apart.
     """
 
     name: str
@@ -54,7 +125,14 @@ class Model:
     example_spec: Mapping[str, tf.TensorSpec]
     stackable: bool = False
     metric_weights: PerExample | None = None
-    num_head_weights: int = 0
+    layers: tuple[Layer, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.layers and self.predict != LayerChain(layers=self.layers):
+            raise ValueError(
+                "`predict` must be the `LayerChain` of `layers`; without `layers` it "
+                f"may be any function. Found {self.predict!r} in model {self.name!r}."
+            )
 
     @property
     def num_parameters(self) -> int:
@@ -129,22 +207,29 @@ def draw_glorot(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
 def build_classifier(
     name: str,
     initialize: Initialize,
-    predict: Predict,
+    layers: Sequence[Layer],
     x_spec: tf.TensorSpec,
     *,
     stackable: bool = False,
-    num_head_weights: int = 0,
 ) -> Model:
-    """Returns the model of logits: cross entropy from int32 labels, and accuracy."""
+    """Returns the model of logits: cross entropy from int32 labels, and accuracy.
+
+    Args:
+        name: The model's.
+        initialize: Draws the initial weights.
+        layers: They return the logits, [batch, classes].
+        x_spec: The spec of "x" of a batch.
+        stackable: Whether many clients may train as one stack.
+    """
     return Model(
         name=name,
         initialize=initialize,
-        predict=predict,
+        predict=LayerChain(layers=tuple(layers)),
         compute_loss=compute_cross_entropy,
         metrics={"accuracy": compute_accuracy},
         example_spec=collections.OrderedDict(
             x=x_spec, y=tf.TensorSpec([None], tf.int32)
         ),
         stackable=stackable,
-        num_head_weights=num_head_weights,
+        layers=tuple(layers),
     )

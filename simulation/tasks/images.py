@@ -11,12 +11,12 @@ import tensorflow_federated as tff
 from simulation import image_models
 from simulation.model import Model
 from simulation.population import layout as layouts
-from simulation.population.federated_data import Examples, FederatedData
+from simulation.population.federated_data import Examples
 from simulation.population.partition import Partition, PartitionKind
 from simulation.population.sql_data import SqlData, read_splits
 from simulation.sources.source import Feature, Kind
 from simulation.tasks import stored
-from simulation.tasks.options import TaskOptions
+from simulation.tasks.options import PARTITION_OPTIONS, TaskOptions
 from simulation.tasks.task import Task
 
 EMNIST_SHAPE, CIFAR_SHAPE = (28, 28, 1), (32, 32, 3)
@@ -61,7 +61,7 @@ def build_emnist_character(options: TaskOptions) -> Task:
         name="emnist_character",
         only_digits=False,
         num_classes=_NUM_CHARACTERS,
-        what="digits, upper-case and lower-case letters by writer",
+        what="digits, upper-case and lower-case letters",
         models={
             "emnist_cnn": image_models.build_emnist_cnn,
             "fedavg_cnn": image_models.build_fedavg_cnn,
@@ -78,7 +78,7 @@ def build_emnist_digits(options: TaskOptions) -> Task:
         name="emnist_digits",
         only_digits=True,
         num_classes=_NUM_DIGITS,
-        what="digits by writer",
+        what="digits",
         models=_SMALL_MODELS,
     )
 
@@ -90,7 +90,7 @@ def build_emnist_letters(options: TaskOptions) -> Task:
         name="emnist_letters",
         only_digits=False,
         num_classes=_NUM_LETTERS,
-        what="upper-case and lower-case letters by writer",
+        what="upper-case and lower-case letters",
         models=_SMALL_MODELS,
         first=_NUM_DIGITS,
     )
@@ -99,6 +99,7 @@ def build_emnist_letters(options: TaskOptions) -> Task:
 _SMALL_MODELS: Mapping[str, Callable[..., Model]] = {
     "emnist_cnn": image_models.build_emnist_cnn,
     "mlp": functools.partial(image_models.build_mlp, hidden_sizes=[256, 128, 16]),
+    "small_mlp": functools.partial(image_models.build_mlp, hidden_sizes=[64, 32, 16]),
     "small_cnn": image_models.build_small_cnn,
     "logistic_regression": image_models.build_logistic_regression,
 }
@@ -160,7 +161,7 @@ def build_femnist_af(options: TaskOptions) -> Task:
 
 def build_cifar10(options: TaskOptions) -> Task:
     """Returns the task `cifar10`."""
-    options.check_taken("cifar10", "data_name", *_PARTITION_OPTIONS)
+    options.check_taken("cifar10", "data_name", *PARTITION_OPTIONS)
     layout = layouts.rename(layouts.PLAIN, options.data_name or "cifar10")
     path = stored.find_file(
         options,
@@ -179,7 +180,7 @@ def build_cifar10(options: TaskOptions) -> Task:
 
 def build_cifar100(options: TaskOptions) -> Task:
     """Returns the task `cifar100`, as TFF divides it unless a partition is given."""
-    options.check_taken("cifar100", "synthetic_data", "data_name", *_PARTITION_OPTIONS)
+    options.check_taken("cifar100", "synthetic_data", "data_name", *PARTITION_OPTIONS)
     datasets = tff.simulation.datasets.cifar100
     layout = layouts.rename(layouts.CIFAR100, options.data_name)
     build = functools.partial(image_models.build_lenet, hidden_sizes=[128, 32])
@@ -200,12 +201,6 @@ def build_cifar100(options: TaskOptions) -> Task:
     return _build_cifar(options, path, layout, num_classes=100, build=build)
 
 
-_PARTITION_OPTIONS = (
-    "partition",
-    "num_clients",
-    "data_alpha",
-    "classes_per_client",
-)
 _CIFAR_COMMAND = (
     "python -m scripts.prepare_data --format=cifar --input={} --partition=dirichlet"
 )
@@ -224,22 +219,17 @@ def _build_cifar(
         features["coarse_label"] = Feature(kind=Kind.INT64)
     stored_train = _read(path, "train", features, _decode_cifar)
     stored_test = _read(path, "test", features, _decode_cifar)
-    train: FederatedData = stored.hold(stored_train, options)
-    test: FederatedData = stored.hold(stored_test, options)
-    partition = options.build_partition(num_clients=len(stored_train.client_ids))
-    identity = stored.identify(path)
+    arranged = stored.arrange(options, stored_train, stored_test)
     how = "users as in the file"
-    if partition is not None:
-        train, test = stored.divide(partition, stored_train, stored_test)
-        how = f"its examples divided anew: {partition.description}"
-        identity["partition"] = partition.description
+    if arranged.partition is not None:
+        how = f"its examples divided anew: {arranged.partition}"
     return Task(
         name=f"cifar{num_classes}",
         description=(
             f"CIFAR-{num_classes} from {stored.describe(path, layout)}, {how}"
         ),
-        train=train,
-        test=test,
+        train=arranged.train,
+        test=arranged.test,
         has_test_users=True,
         models=_bind(
             {
@@ -251,7 +241,7 @@ def _build_cifar(
             num_classes,
         ),
         metric="accuracy",
-        identity=identity,
+        identity={**stored.identify(path), **arranged.identity},
         # Files of CIFAR have no users but those that a partition made.
         caveats=(stored.PARTITION_CAVEAT,),
     )
@@ -267,8 +257,7 @@ def _build_emnist(
     models: Mapping[str, Callable[..., Model]],
     first: int = 0,
 ) -> Task:
-    options.check_taken(name, "synthetic_data", "data_name")
-    decode = functools.partial(_decode_emnist, first=first)
+    options.check_taken(name, "synthetic_data", "data_name", *PARTITION_OPTIONS)
     bound = _bind(models, EMNIST_SHAPE, num_classes)
     if options.synthetic_data:
         if first:
@@ -278,31 +267,51 @@ def _build_emnist(
             )
         tiny = tff.simulation.datasets.emnist.get_synthetic()
         return stored.build_tiny_task(
-            name, tiny, decode, models=bound, metric="accuracy"
+            name, tiny, _decode_emnist, models=bound, metric="accuracy"
         )
     path, layout = _find_emnist(options)
-    prefix = "digits_only" if only_digits else "all"
-
-    def keep(features: Mapping[str, np.ndarray]) -> Examples:
-        letters = features["label"] >= first
-        return decode({key: value[letters] for key, value in features.items()})
-
-    def read(split: str) -> FederatedData:
-        data = _read(path, f"{prefix}_{split}", _EMNIST_FEATURES, keep)
-        if first:
-            return _LetterData(data=data)
-        return data
-
+    arranged = _arrange_emnist(
+        options, path, "digits_only" if only_digits else "all", first=first
+    )
+    source = stored.describe(path, layout)
     return Task(
         name=name,
-        description=f"EMNIST's {what}, from {stored.describe(path, layout)}",
-        train=stored.hold(read("train"), options),
-        test=stored.hold(read("test"), options),
+        description=(
+            f"EMNIST's {what} by writer, from {source}"
+            if arranged.partition is None
+            else f"EMNIST's {what}, from {source}, their writers left aside: "
+            f"{arranged.partition}"
+        ),
+        train=arranged.train,
+        test=arranged.test,
         has_test_users=True,
         models=bound,
         metric="accuracy",
-        identity=stored.identify(path),
+        identity={**stored.identify(path), **arranged.identity},
+        caveats=arranged.caveats,
     )
+
+
+def _arrange_emnist(
+    options: TaskOptions, path: pathlib.Path, prefix: str, *, first: int
+) -> stored.Arrangement:
+    """Returns EMNIST's characters from `first` on, by writer or divided anew."""
+
+    def keep(features: Mapping[str, np.ndarray]) -> np.ndarray:
+        return features["label"] >= first
+
+    def decode(features: Mapping[str, np.ndarray]) -> Examples:
+        kept = keep(features)
+        return _decode_emnist(
+            {key: value[kept] for key, value in features.items()}, first=first
+        )
+
+    train, test = (
+        _read(path, f"{prefix}_{split}", _EMNIST_FEATURES, decode)
+        for split in ("train", "test")
+    )
+    wrap = (lambda data: _LetterData(data=data)) if first else None
+    return stored.arrange(options, train, test, keep=keep, wrap=wrap)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

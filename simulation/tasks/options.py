@@ -7,6 +7,13 @@ import pathlib
 from simulation.population.partition import Partition, PartitionKind
 
 DEFAULT_DATA_DIR = pathlib.Path("~/.tff")
+PARTITION_OPTIONS = (
+    "partition",
+    "num_clients",
+    "data_alpha",
+    "classes_per_client",
+    "test_fraction",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +31,9 @@ class TaskOptions:
             models of generated data differ.
         data_beta: How much the local inputs of generated data differ.
         classes_per_client: The classes of a client of a partition in shards.
+        test_fraction: The fraction of each client's examples that is for the test,
+            where a partition divides all examples of a file, those for training and
+            those for the test alike; None divides each of these by itself.
         vocabulary_size: The most words of a vocabulary.
         embedding_file: Word vectors in the text format of GloVe.
         eval_examples: The most examples that an evaluation takes.
@@ -39,6 +49,7 @@ class TaskOptions:
     data_alpha: float | None = None
     data_beta: float | None = None
     classes_per_client: int | None = None
+    test_fraction: float | None = None
     vocabulary_size: int | None = None
     embedding_file: pathlib.Path | None = None
     eval_examples: int | None = None
@@ -58,6 +69,10 @@ class TaskOptions:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"`{name}` must be finite and >= 0. Found {value!r}.")
+        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
+            raise ValueError(
+                f"`test_fraction` must be in (0, 1). Found {self.test_fraction!r}."
+            )
         for name in ("data_seed", "hold_mb"):
             if getattr(self, name) < 0:
                 raise ValueError(
@@ -102,9 +117,8 @@ class TaskOptions:
         Args:
             num_clients: The number of clients where none is given.
         """
-        shaping = ("num_clients", "data_alpha", "classes_per_client")
         if self.partition is None:
-            for name in shaping:
+            for name in PARTITION_OPTIONS:
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"`{name}` must be unset without `partition`. Found "

@@ -19,7 +19,7 @@ from simulation.population.manifest import Manifest, read_manifest
 from simulation.population.sql_data import SqlData
 from simulation.sources.source import TEST, TRAIN, Feature, Kind
 from simulation.tasks import stored, texts
-from simulation.tasks.options import TaskOptions
+from simulation.tasks.options import PARTITION_OPTIONS, TaskOptions
 from simulation.tasks.task import Task
 
 _COMMAND = "python -m scripts.prepare_data --format=<csv, npz, ...> --input=<file>"
@@ -39,7 +39,7 @@ def build_task(options: TaskOptions) -> Task:
         ValueError: If `data_name` is not given.
         DataError: If there are no such data, or they are not for classification.
     """
-    options.check_taken("own", "data_name", "vocabulary_size")
+    options.check_taken("own", "data_name", "vocabulary_size", *PARTITION_OPTIONS)
     if options.data_name is None:
         raise ValueError(
             "`data_name` must be the name that prepare_data gave the data, for the "
@@ -58,19 +58,23 @@ def build_task(options: TaskOptions) -> Task:
         SqlData(path=path, split=name, features=features, decode=kind.decode)
         for name in (TRAIN, TEST)
     )
+    arranged = stored.arrange(options, train, test)
+    how = ""
+    if arranged.partition is not None:
+        how = f", its users left aside: {arranged.partition}"
     return Task(
         name=options.data_name,
         description=(
             f"{kind.what} in {manifest.num_classes} classes from "
-            f"{stored.describe(path, layout)}"
+            f"{stored.describe(path, layout)}{how}"
         ),
-        train=stored.hold(train, options),
-        test=stored.hold(test, options),
+        train=arranged.train,
+        test=arranged.test,
         has_test_users=True,
         models=kind.models,
         metric="accuracy",
-        identity={**stored.identify(path), **kind.identity},
-        caveats=(_CLASSES_CAVEAT, *kind.caveats),
+        identity={**stored.identify(path), **kind.identity, **arranged.identity},
+        caveats=(_CLASSES_CAVEAT, *kind.caveats, *arranged.caveats),
     )
 
 
@@ -99,6 +103,12 @@ def _choose(
         if feature.kind is Kind.BYTES:
             counts = path.with_name(layout.name_count_file(name))
             if counts.is_file():
+                if options.partition is not None:
+                    # Its vocabulary is that of what the file has for training.
+                    raise ValueError(
+                        "`partition` must be unset for text. Found "
+                        f"{options.partition.value!r}."
+                    )
                 return _build_text(name, counts, manifest, options)
         elif math.prod(feature.shape) > 0 and feature.shape:
             if options.vocabulary_size is not None:

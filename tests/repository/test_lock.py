@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = ("distributed_dp", "simulation", "scripts", "upcycled_fl")
+PACKAGES = ("centaur", "distributed_dp", "simulation", "scripts", "upcycled_fl")
 
 
 def read_lock() -> dict[str, tuple[str, str]]:

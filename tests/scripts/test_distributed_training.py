@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from scripts import distributed_training
+from simulation import process
 from tests.scripts.runs import ROOT, TINY, parse, read_rows
+from tests.simulation.tasks import files
 
 # Other programs have presets there too.
 PRESETS = [
@@ -82,6 +84,42 @@ class TestModes:
         config = json.loads((outcome.folder / "config.json").read_text())
         assert config["seed"] == "from the operating system"
         assert {row["reproducible"] for row in read_rows(outcome.folder)} == {"False"}
+
+
+class TestPartition:
+    """Arrays of one's own, divided anew with a part of each client's for the test."""
+
+    FLAGS = (
+        "--task=own",
+        "--data_name=mine",
+        "--partition=shards",
+        "--num_clients=4",
+        "--classes_per_client=2",
+        "--mechanism=none",
+        "--clients_per_round=3",
+        "--seed=1",
+    )
+
+    @pytest.fixture(scope="class")
+    def data(self, tmp_path_factory) -> str:
+        folder = tmp_path_factory.mktemp("data")
+        x = np.random.default_rng(0).normal(size=[48, 3]).astype(np.float32)
+        files.write_own(folder, list(x))
+        return f"--data_dir={folder}"
+
+    def test_a_run_has_one_test_part(self, run, data, capsys):
+        flags = (*self.FLAGS, data, "--experiment=one")
+        outcome = run(*flags, "--test_fraction=0.25")
+        config = json.loads((outcome.folder / "config.json").read_text())
+        assert config["flags"]["test_fraction"] == 0.25
+        assert config["data"]["test_fraction"] == 0.25
+        assert "0.25 held out for the test" in capsys.readouterr().out
+        results = json.loads((outcome.folder / "results.json").read_text())
+        # Of ten examples a client, two shards of five.
+        assert results["evaluated"]["examples"] == 4 * 2
+        assert any("from their labels" in x for x in results["not_covered_by_epsilon"])
+        with pytest.raises(process.UserError, match="test_fraction"):
+            run(*flags, "--test_fraction=0.5")
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)

@@ -137,6 +137,7 @@ class TestBadInput:
             ("--experiment=../up", "`experiment` must be a name"),
             ("--output_root=", "`output_root` must not be empty"),
             ("--clip=1e30", "`clip` must be between"),
+            ("--test_fraction=1", r"`test_fraction` must be in \(0, 1\). Found 1.0"),
         ],
     )
     def test_values_out_of_range_are_refused_by_the_flags(self, argument, message):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -354,6 +355,46 @@ class TestTraining:
             rounds = sum(client_id in ids for ids in joined)
             expected = counts.get(client_id, 0) + rounds
             assert count_rounds(after)[client_id] == expected
+
+
+class TestFiles:
+    """What the clients keep lies beside the checkpoints, and they know it."""
+
+    def test_the_files_are_those_of_the_checkpoints(self, finished):
+        folder, _ = finished
+        versions = {p.name for p in (folder / "checkpoints").glob("round_*")}
+        files = {p.stem for p in (folder / "checkpoints_clients").iterdir()}
+        assert files == versions and len(files) == 2
+
+    def test_no_checkpoint_holds_them(self, finished, build_training):
+        folder, _ = finished
+        kept = load(build_training(), folder).clients.kept
+        state = next(iter(kept.values()))[0].tobytes()
+        inside = [p for p in (folder / "checkpoints").rglob("*") if p.is_file()]
+        assert inside and not any(state in p.read_bytes() for p in inside)
+        beside = (folder / "checkpoints_clients").iterdir()
+        assert any(state in p.read_bytes() for p in beside)
+
+    @pytest.mark.parametrize("harm", ["missing", "damaged", "another"])
+    def test_a_file_that_is_not_the_checkpoints_is_refused(
+        self, build_training, tmp_path, harm
+    ):
+        planned = build_training()
+        run_until(planned, tmp_path, 5)
+        folder = tmp_path / "checkpoints_clients"
+        last, first = folder / "round_4.npz", folder / "round_2.npz"
+        if harm == "missing":
+            last.unlink()
+        elif harm == "another":
+            last.write_bytes(first.read_bytes())
+        else:
+            content = bytearray(last.read_bytes())
+            content[len(content) // 2] ^= 1
+            last.write_bytes(bytes(content))
+        with pytest.raises(checkpoint.CheckpointError, match="round_4"):
+            load(planned, tmp_path)
+        shutil.rmtree(tmp_path / "checkpoints" / "round_4")
+        assert load(planned, tmp_path).ledger_state.rounds_completed == 2
 
 
 class TestOtherProcesses:

@@ -24,6 +24,17 @@ BUILDERS = {
     "three_filter_cnn": image_models.build_three_filter_cnn,
     "lenet": functools.partial(image_models.build_lenet, hidden_sizes=[9, 5]),
 }
+LAYERS = {
+    "logistic_regression": ["logits"],
+    "mlp": ["dense_1", "dense_2", "logits"],
+    "mlp with dropout": ["dense_1", "logits"],
+    "small_cnn": ["conv_1", "conv_2", "logits"],
+    "emnist_cnn": ["conv_1", "conv_2", "dense_1", "logits"],
+    "conv_dropout_cnn": ["conv_1", "conv_2", "dense_1", "logits"],
+    "fedavg_cnn": ["conv_1", "conv_2", "dense_1", "logits"],
+    "three_filter_cnn": ["conv_1", "dense_1", "dense_2", "logits"],
+    "lenet": ["conv_1", "conv_2", "dense_1", "dense_2", "logits"],
+}
 WITH_DROPOUT = {
     "mlp with dropout",
     "emnist_cnn",
@@ -92,6 +103,28 @@ def test_dropout_is_on_in_training_alone(name):
     assert not (name in WITH_DROPOUT and model.stackable)
 
 
+@pytest.mark.parametrize("name", BUILDERS)
+def test_layers_are_named_and_return_what_the_next_multiplies(name, rng):
+    model = BUILDERS[name](SHAPE, 7)
+    assert [layer.name for layer in model.layers] == LAYERS[name]
+    weights = [
+        rng.normal(scale=0.1, size=weight.shape).astype(np.float32)
+        for weight in model.initialize(rng)
+    ]
+    assert 2 * len(model.layers) == len(weights)
+    x = tf.constant(rng.normal(size=[3, *SHAPE]), tf.float32)
+    for index, layer in enumerate(model.layers):
+        kernel, bias = weights[2 * index : 2 * index + 2]
+        assert layer.num_weights == 2
+        if index:
+            assert x.shape[-1] == kernel.shape[-2]
+            assert x.shape.rank == kernel.ndim
+            # Behind its ReLU, and no ReLU behind the logits.
+            assert np.min(x) == 0.0 < np.max(x)
+        x = layer.apply((kernel, bias), x, None)
+    assert x.shape == [3, 7] and np.min(x) < 0.0
+
+
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.5])
 def test_a_dropout_rate_is_a_probability(rate):
     with pytest.raises(ValueError, match=r"`dropout_rate` must be in \(0, 1\)"):
@@ -101,14 +134,14 @@ def test_a_dropout_rate_is_a_probability(rate):
 @pytest.mark.parametrize(
     ("build", "shape", "num_classes", "head", "rest"),
     [
-        (image_models.build_logistic_regression, SHAPE, 10, 0, 7_850),
-        (image_models.build_small_cnn, SHAPE, 10, 0, 20_490),
-        (image_models.build_emnist_cnn, SHAPE, 62, 0, 1_018_174),
-        (image_models.build_conv_dropout_cnn, SHAPE, 10, 0, 1_199_882),
-        (image_models.build_conv_dropout_cnn, SHAPE, 62, 0, 1_206_590),
-        (image_models.build_fedavg_cnn, SHAPE, 10, 0, 1_663_370),
-        (image_models.build_fedavg_cnn, SHAPE, 62, 0, 1_690_046),
-        (image_models.build_three_filter_cnn, SHAPE, 10, 0, 2_130_140),
+        (image_models.build_logistic_regression, SHAPE, 10, 7_850, 0),
+        (image_models.build_small_cnn, SHAPE, 10, 15_690, 4_800),
+        (image_models.build_emnist_cnn, SHAPE, 62, 7_998, 1_010_176),
+        (image_models.build_conv_dropout_cnn, SHAPE, 10, 1_290, 1_198_592),
+        (image_models.build_conv_dropout_cnn, SHAPE, 62, 7_998, 1_198_592),
+        (image_models.build_fedavg_cnn, SHAPE, 10, 5_130, 1_658_240),
+        (image_models.build_fedavg_cnn, SHAPE, 62, 31_806, 1_658_240),
+        (image_models.build_three_filter_cnn, SHAPE, 10, 1_010, 2_129_130),
         (build_upcycled_mlp, SHAPE, 10, 1_970, 153_860),
         (
             functools.partial(image_models.build_mlp, hidden_sizes=[256, 128, 16]),
@@ -136,7 +169,7 @@ def test_a_dropout_rate_is_a_probability(rate):
 def test_parameters_of_head_and_rest(build, shape, num_classes, head, rest):
     model = build(shape, num_classes)
     sizes = [weight.size for weight in model.initialize(np.random.default_rng(0))]
-    split = len(sizes) - model.num_head_weights
+    split = len(sizes) - model.layers[-1].num_weights
     assert (sum(sizes[split:]), sum(sizes[:split])) == (head, rest)
     assert model.num_parameters == head + rest
     outputs = model.predict(

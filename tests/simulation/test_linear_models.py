@@ -187,6 +187,20 @@ class TestOneOutput:
     ],
     ids=lambda model: model.name,
 )
+def test_the_only_layer_is_the_logits(model):
+    [layer] = model.layers
+    assert layer.name == "logits"
+    assert layer.num_weights == len(model.initialize(np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        linear_models.build_double_softmax_regression(SHAPE, 2),
+        linear_models.build_one_output_logistic_regression(SHAPE),
+    ],
+    ids=lambda model: model.name,
+)
 def test_a_stack_of_clients_compiles_to_what_each_gets_alone(model, rng):
     """A `stackable` model is vectorized over its weights, and compiled by XLA."""
     x = as_images(rng.normal(size=[3 * 7, DIM]))

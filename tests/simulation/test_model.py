@@ -1,4 +1,6 @@
-"""Tests for what models share: means, accuracy, dropout, initial kernels."""
+"""Tests for what models share: layers, means, accuracy, dropout, initial kernels."""
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -25,6 +27,62 @@ def test_accuracy_counts_in_graphs_of_tff_too():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         values = models.compute_accuracy(tf.constant(labels), tf.constant(logits))
         assert session.run(values).tolist() == [1.0, 0.0, 1.0]
+
+
+def build_layer(name: str, num_weights: int = 1) -> models.Layer:
+    """Returns x -> w_1 x + seed[0], with as many weights as asked for."""
+
+    def apply(weights, x, seed):
+        return weights[0] * x + (0.0 if seed is None else float(seed[0]))
+
+    return models.Layer(name=name, num_weights=num_weights, apply=apply)
+
+
+class TestLayers:
+    WEIGHTS = (tf.constant(2.0), tf.constant(0.0), tf.constant(-3.0))
+    CHAIN = models.LayerChain(layers=(build_layer("one", 2), build_layer("two")))
+
+    def test_each_takes_its_own_weights_in_order_and_the_whole_seed(self):
+        assert self.CHAIN.num_weights == 3
+        x = tf.constant([1.0, 2.0])
+        assert self.CHAIN(self.WEIGHTS, x, None).numpy().tolist() == [-6.0, -12.0]
+        seed = tf.constant([5, 0])
+        # -3 (2 x + 5) + 5.
+        assert self.CHAIN(self.WEIGHTS, x, seed).numpy().tolist() == [-16.0, -22.0]
+
+    @pytest.mark.parametrize("number", [0, 2, 4])
+    def test_weights_that_are_too_many_or_too_few_are_refused(self, number):
+        weights = [tf.constant(1.0)] * number
+        with pytest.raises(ValueError, match=f"must be 3 arrays. Found {number}."):
+            self.CHAIN(weights, tf.constant([1.0]), None)
+
+    def test_names_differ(self):
+        layers = (build_layer("one"), build_layer("two"), build_layer("one"))
+        with pytest.raises(ValueError, match=r"names that differ. .*'one', 'two'"):
+            models.LayerChain(layers=layers)
+
+    @pytest.mark.parametrize("number", [0, -1])
+    def test_a_layer_has_weights(self, number):
+        with pytest.raises(ValueError, match=f"'empty' must be positive.*{number}"):
+            build_layer("empty", number)
+
+    def test_what_a_model_predicts_is_what_its_layers_do(self):
+        model = models.build_classifier(
+            "made_up", lambda rng: (), self.CHAIN.layers, tf.TensorSpec([None])
+        )
+        assert model.layers == self.CHAIN.layers
+        assert model.predict(self.WEIGHTS, tf.constant([1.0]), None).numpy() == [-6.0]
+        # Others that are equal may take their place, and what is no model's may not.
+        dataclasses.replace(model, predict=models.LayerChain(layers=model.layers))
+        for changes in (
+            {"predict": lambda weights, x, seed: x},
+            {"layers": model.layers[:1]},
+            {"layers": model.layers[::-1]},
+        ):
+            with pytest.raises(ValueError, match="`predict` must be the `LayerChain`"):
+                dataclasses.replace(model, **changes)
+        apart = dataclasses.replace(model, predict=lambda *_: 0, layers=())
+        assert apart.predict((), tf.constant([1.0]), None) == 0
 
 
 class TestMeans:

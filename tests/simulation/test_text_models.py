@@ -310,6 +310,56 @@ BUILDERS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (
+            BUILDERS["next_word"],
+            [
+                ("embedding", [(15, 96)]),
+                ("lstm", [(96, 2680), (670, 2680), (2680,)]),
+                ("dense_1", [(670, 96), (96,)]),
+                ("logits", [(96, 15), (15,)]),
+            ],
+        ),
+        (BUILDERS["tags"], [("logits", [(WORDS, 6), (6,)])]),
+        (
+            BUILDERS["sentiment"],
+            [
+                (
+                    "encoder",
+                    [(13, 300)]
+                    + [(300, 512), (128, 512), (512,)]
+                    + [(128, 512), (128, 512), (512,)],
+                ),
+                ("logits", [(128, 2), (2,)]),
+            ],
+        ),
+        (
+            functools.partial(
+                BUILDERS["sentiment"], embedding=np.zeros([WORDS + 2, 7])
+            ),
+            [
+                (
+                    "encoder",
+                    [(7, 512), (128, 512), (512,), (128, 512), (128, 512), (512,)],
+                ),
+                ("logits", [(128, 2), (2,)]),
+            ],
+        ),
+    ],
+)
+def test_layers_and_their_weights(build, expected):
+    model = build()
+    weights = iter(model.initialize(np.random.default_rng(0)))
+    found = [
+        (layer.name, [next(weights).shape for _ in range(layer.num_weights)])
+        for layer in model.layers
+    ]
+    assert found == expected
+    assert next(weights, None) is None
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_initial_weights_follow_the_generator(name):
     model = BUILDERS[name]()

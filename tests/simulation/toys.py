@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulation import cohort, evaluation, seeds, training
+from simulation import cohort, evaluation, round_evaluation, seeds, training
 from simulation import model as models
 from simulation.image_models import build_logistic_regression
 
@@ -92,10 +92,11 @@ def build_toy_training(
     learning_process, task, engine, *, root, budget=None, **options
 ) -> training.Training:
     """Returns a training of the toy model on half of the clients, at .25 a round."""
+    model = build_toy_model(dropout=True)
     return training.Training(
         label="toy",
         learning_process=learning_process,
-        model=build_toy_model(dropout=True),
+        model=model,
         task=task,
         cohorts=cohort.PoissonCohort(
             client_ids=task.train.client_ids, sampling_rate=0.5, root=root
@@ -109,5 +110,10 @@ def build_toy_training(
             describe=lambda rounds: {"delta": 1e-3},
         ),
         options=training.TrainingOptions(**options),
-        evaluated=evaluation.select_evaluation_set(task.test),
+        evaluator=round_evaluation.TestEvaluator(
+            model,
+            evaluation.select_evaluation_set(task.test),
+            has_test_users=task.has_test_users,
+            personalize=getattr(learning_process, "personalize", None),
+        ),
     )

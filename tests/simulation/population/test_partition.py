@@ -20,6 +20,7 @@ LABELS = {
     "gaps": np.repeat([2, 5, 9], [30, 31, 32]),
     "one class": np.full(57, 4),
 }
+NUM_CLASSES = {name: len(np.unique(labels)) for name, labels in LABELS.items()}
 
 
 def build(kind: PartitionKind, num_clients: int, **options) -> partition.Partition:
@@ -84,7 +85,10 @@ class TestFacts:
     @pytest.mark.parametrize("kind", PartitionKind)
     def test_which_examples_of_a_class_depends_on_the_seed(self, kind):
         labels = LABELS["one class"]
-        sets = {tuple(divide(kind, 3, labels, seed=seed).rows[0]) for seed in range(20)}
+        sets = {
+            tuple(divide(kind, 3, labels, seed=seed, classes_per_client=1).rows[0])
+            for seed in range(20)
+        }
         assert len(sets) == 20
 
     @pytest.mark.parametrize("kind", PartitionKind)
@@ -92,7 +96,9 @@ class TestFacts:
     @pytest.mark.parametrize("name", LABELS)
     def test_the_test_is_divided_too(self, kind, num_clients, name, rng):
         labels = LABELS[name]
-        division = divide(kind, num_clients, labels)
+        division = divide(
+            kind, num_clients, labels, classes_per_client=min(2, NUM_CLASSES[name])
+        )
         test_labels = rng.permutation(np.tile(labels, 3))[: 2 * len(labels) + 1]
         size = check_division(division.follow(test_labels), len(test_labels))
         if kind is not SHARDS:
@@ -134,9 +140,15 @@ class TestFacts:
 
 
 class TestShards:
-    @pytest.mark.parametrize("per_client", [1, 2, 3, 7])
+    @pytest.mark.parametrize(
+        ("name", "per_client"),
+        [
+            (name, number)
+            for name, number in itertools.product(LABELS, [1, 2, 3, 7])
+            if number <= NUM_CLASSES[name]
+        ],
+    )
     @pytest.mark.parametrize("num_clients", [1, 3, 8])
-    @pytest.mark.parametrize("name", LABELS)
     def test_the_largest_shards_there_can_be(self, per_client, num_clients, name):
         labels = LABELS[name]
         division = divide(SHARDS, num_clients, labels, classes_per_client=per_client)
@@ -301,7 +313,7 @@ class TestErrors:
         ("kind", "size"), itertools.product(PartitionKind, [0, 1, 3])
     )
     def test_too_few_examples(self, kind, size):
-        match = f"at most the number of training examples, {size}. Found 4"
+        match = f"at most the number of examples to divide, {size}. Found 4"
         with pytest.raises(ValueError, match=match):
             divide(kind, 4, np.zeros(size, int))
 
@@ -311,6 +323,18 @@ class TestErrors:
         )
         with pytest.raises(ValueError, match=match):
             divide(SHARDS, 4, np.arange(10), classes_per_client=3)
+
+    @pytest.mark.parametrize("name", LABELS)
+    def test_more_shards_than_classes(self, name):
+        # Those that no example has are none of them.
+        number = NUM_CLASSES[name]
+        divide(SHARDS, 2, LABELS[name], classes_per_client=number)
+        match = (
+            "`classes_per_client` must be at most the number of classes, "
+            rf"{number}\. Found {number + 1}\."
+        )
+        with pytest.raises(ValueError, match=match):
+            divide(SHARDS, 2, LABELS[name], classes_per_client=number + 1)
 
     def test_pachinko_without_coarse_labels(self):
         with pytest.raises(ValueError, match="must have coarse labels"):

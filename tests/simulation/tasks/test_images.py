@@ -143,6 +143,7 @@ class TestEmnist:
             ("emnist_character", "conv_dropout_cnn", 1_206_590),
             ("emnist_character", "logistic_regression", 785 * 62),
             ("emnist_digits", "mlp", 235_920 + 170),
+            ("emnist_digits", "small_mlp", 784 * 64 + 64 + 65 * 32 + 33 * 16 + 170),
             ("emnist_digits", "small_cnn", 20_490),
             ("emnist_letters", "mlp", 235_920 + 17 * 52),
             ("emnist_letters", "emnist_cnn", 1_018_174 - 10 * 129),
@@ -167,7 +168,9 @@ class TestEmnist:
     def test_heads(self, task, model, head, load):
         built = load(task).build_model(model)
         weights = built.initialize(np.random.default_rng(0))
-        assert sum(w.size for w in weights[-built.num_head_weights :]) == head
+        last = built.layers[-1]
+        assert last.name == "logits"
+        assert sum(w.size for w in weights[-last.num_weights :]) == head
 
 
 class TestFemnistAf:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from simulation.population.partition import Partition, PartitionKind
 from simulation.tasks import TASK_NAMES, TaskOptions, load_task
+from simulation.tasks.options import PARTITION_OPTIONS
 
 # A value of each option that is not its own default.
 VALUES = {
@@ -19,12 +20,19 @@ VALUES = {
     "data_alpha": 0.5,
     "data_beta": 0.5,
     "classes_per_client": 2,
+    "test_fraction": 0.25,
     "vocabulary_size": 10,
     "embedding_file": pathlib.Path("vectors.txt"),
 }
 ALWAYS = {"data_dir", "data_seed", "eval_examples", "hold_mb"}
-_PARTITION = {"partition", "num_clients", "data_alpha", "classes_per_client"}
-_EMNIST = {"synthetic_data", "data_name"}
+_PARTITION = {
+    "partition",
+    "num_clients",
+    "data_alpha",
+    "classes_per_client",
+    "test_fraction",
+}
+_EMNIST = {"synthetic_data", "data_name"} | _PARTITION
 _WORDS = {"synthetic_data", "data_name", "vocabulary_size"}
 TAKEN = {
     "digits": set(),
@@ -43,7 +51,7 @@ TAKEN = {
     "synthetic_20": {"num_clients", "data_alpha", "data_beta"},
     "synthetic_20_iid": {"num_clients"},
     "synthetic_20_binary": {"num_clients", "data_alpha", "data_beta"},
-    "own": {"data_name", "vocabulary_size"},
+    "own": {"data_name", "vocabulary_size"} | _PARTITION,
 }
 
 
@@ -68,6 +76,13 @@ class TestTaskOptions:
         ):
             TaskOptions(**{name: value})
         assert getattr(TaskOptions(**{name: 0.0}), name) == 0.0
+
+    @pytest.mark.parametrize("value", [0.0, 1.0, -0.1, 1.5, float("nan")])
+    def test_a_fraction_leaves_something_for_both(self, value):
+        match = rf"`test_fraction` must be in \(0, 1\). Found {value}"
+        with pytest.raises(ValueError, match=match):
+            TaskOptions(test_fraction=value)
+        assert TaskOptions(test_fraction=0.999).test_fraction == 0.999
 
     @pytest.mark.parametrize("name", ["data_seed", "hold_mb"])
     def test_seeds_and_sizes_are_not_negative(self, name):
@@ -105,6 +120,7 @@ class TestTaken:
             ("emnist_character", "data_name"),
             ("stackoverflow_word", "data_name"),
             *(("cifar100", name) for name in sorted(_PARTITION)),
+            *(("emnist_digits", name) for name in sorted(_PARTITION)),
         ],
     )
     def test_made_up_data_are_neither_named_nor_divided(self, task, name):
@@ -119,9 +135,10 @@ class TestPartition:
     def test_none(self):
         assert TaskOptions().build_partition(num_clients=7) is None
 
-    @pytest.mark.parametrize(
-        "name", ["num_clients", "data_alpha", "classes_per_client"]
-    )
+    def test_its_options_are_in_the_table(self):
+        assert set(PARTITION_OPTIONS) == _PARTITION
+
+    @pytest.mark.parametrize("name", sorted(_PARTITION - {"partition"}))
     def test_its_options_need_it(self, name):
         options = TaskOptions(**{name: VALUES[name]})
         with pytest.raises(

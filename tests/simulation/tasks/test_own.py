@@ -7,6 +7,7 @@ import pytest
 
 from simulation.population import layout, sql_data
 from simulation.population.federated_data import DataError
+from simulation.population.partition import PartitionKind
 from simulation.sources import arrays, table
 from simulation.sources.source import TEST, TRAIN, Feature, Kind
 from simulation.tasks import TaskOptions, load_task
@@ -129,6 +130,78 @@ class TestArrays:
         features = {"x": Feature(kind=Kind.FLOAT, shape=(2,)), "label": files.NUMBER}
         files.write(tmp_path, MINE, rows, features, classes=("no", "yes", "perhaps"))
         assert load(tmp_path).build_model().num_parameters == 3 * 3
+
+
+class TestPartition:
+    SHARDS = {
+        "partition": PartitionKind.SHARDS,
+        "num_clients": 3,
+        "classes_per_client": 2,
+    }
+
+    def read(self, data) -> list[tuple[float, int, str]]:
+        """Returns the first number, the label and the client of all examples."""
+        return sorted(
+            (float(x.flat[0]), int(label), client_id)
+            for client_id in data.client_ids
+            for x, label in zip(*data.load(client_id), strict=True)
+        )
+
+    def test_examples_are_those_of_the_rows(self, tmp_path):
+        x = np.arange(24, dtype=np.float32).reshape([12, 2])
+        rows = files.write_own(tmp_path, list(x))
+        task = load(tmp_path, **self.SHARDS)
+        for data, split in ((task.train, TRAIN), (task.test, TEST)):
+            expected = [
+                (features["x"][0], features["label"])
+                for _, where, features in rows
+                if where == split
+            ]
+            found = self.read(data)
+            assert [row[:2] for row in found] == sorted(expected)
+            assert {row[2] for row in found} == set(task.train.client_ids)
+            for client_id in data.client_ids:
+                assert len(set(data.load(client_id)[1])) == 2
+
+    def test_a_fraction_is_held_out(self, tmp_path):
+        x = np.arange(24, dtype=np.float32).reshape([12, 2])
+        rows = files.write_own(tmp_path, list(x))
+        task = load(tmp_path, test_fraction=0.25, **self.SHARDS)
+        train, test = self.read(task.train), self.read(task.test)
+        assert len(train) == 9 and len(test) == 3
+        expected = [(features["x"][0], features["label"]) for _, _, features in rows]
+        assert sorted(row[:2] for row in train + test) == sorted(expected)
+
+    def test_it_is_in_description_identity_and_caveats(self, tmp_path):
+        files.write_own(tmp_path, list(np.zeros([12, 2], np.float32)))
+        plain, shards = load(tmp_path), load(tmp_path, **self.SHARDS)
+        held_out = load(tmp_path, test_fraction=0.25, **self.SHARDS)
+        assert shards.description == (
+            f"{plain.description}, its users left aside: 3 clients, at most 2 classes "
+            "a client, seed 0"
+        )
+        assert held_out.description.startswith(shards.description)
+        assert plain.identity.items() < shards.identity.items()
+        assert shards.identity.items() < held_out.identity.items()
+        for task in (shards, held_out):
+            classes, divided = task.caveats
+            assert "which classes there are" in classes
+            assert "which followed from their labels" in divided
+
+    def test_numbers_that_are_no_bytes_stay_as_they_are(self, tmp_path):
+        x = np.arange(24).reshape([12, 2]) * 100 - 300
+        files.write_own(tmp_path, list(x), kind=Kind.INT64)
+        whole = self.read(load(tmp_path).train)
+        divided = self.read(load(tmp_path, **self.SHARDS).train)
+        assert [row[:2] for row in divided] == [row[:2] for row in whole]
+        assert whole[0][0] < -1 and whole[-1][0] > 4
+
+    def test_text_is_not_divided(self, tmp_path):
+        files.write_tweets(tmp_path, MINE)
+        with pytest.raises(
+            ValueError, match="`partition` must be unset for text. Found 'shards'"
+        ):
+            load(tmp_path, partition=PartitionKind.SHARDS)
 
 
 class TestTexts:

@@ -1,0 +1,1 @@
+"""CENTAUR: one differentially private representation, and a head for each client."""
