@@ -132,13 +132,19 @@ class ComparisonConfig(CentaurConfig):
         return (self.epsilons[0] if chosen is None else chosen,)
 
     @property
+    def shown_epsilon(self) -> float:
+        """The epsilon of what is shown of one alone: where settings are chosen."""
+        tuned = self.tuned_epsilons[0]
+        return tuned if tuned in self.epsilons else self.epsilons[0]
+
+    @property
     def folder(self) -> pathlib.Path:
         """The folder of the comparison, which holds those of its runs."""
         return pathlib.Path(self.output_root) / (self.experiment or _DEFAULT_FOLDER)
 
     @property
     def budget(self) -> int:
-        """The grid points of a method, with a clip among its axes where one tunes it."""
+        """The grid points of a method; a clip is among the axes unless none is used."""
         return math.prod(
             len(axis) for axis in self._list_shared_axes(min(self.tuned_epsilons))
         )
@@ -233,6 +239,11 @@ class ComparisonConfig(CentaurConfig):
         values = super().to_dict()
         del values["method"], values["epsilon"]
         return values
+
+    def list_common(self) -> dict[str, Any]:
+        """Returns the fields that all runs of a folder have in common."""
+        names = {field.name for field in dataclasses.fields(CentaurConfig)}
+        return {name: value for name, value in self.to_dict().items() if name in names}
 
     def _list_shared_axes(self, epsilon: float) -> tuple[tuple[float, ...], ...]:
         """Returns the values of all axes but stand-alone's."""

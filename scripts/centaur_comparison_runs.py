@@ -1,8 +1,9 @@
-"""The runs of a comparison: trained without a word, or read back from their folders."""
+"""The runs of a comparison, read back from their folders: what is finished there.
 
-import contextlib
+A run that is finished is not trained again where its folder says that it is the same.
+"""
+
 import dataclasses
-import io
 import json
 import math
 import pathlib
@@ -15,15 +16,17 @@ from centaur import personal_data
 from scripts import centaur_training
 from scripts import flags as run_flags
 from scripts.centaur_comparison_config import ComparisonConfig, Run
+from scripts.centaur_comparison_worker import RESULTS_NAME
 from scripts.centaur_config import CentaurConfig
-from simulation import execution, process, progress, run_folder, table
+from simulation import process, run_folder, table
 from simulation.population.federated_data import DataError
 from simulation.tasks import load_task
 
-_RESULTS_NAME = "results.json"
+PROGRAM = "run_centaur_comparison"
 _METRICS_NAME = "metrics.csv"
-# A run's config.json has what was chosen where the flag was unset.
-_RESOLVED = ("model", "delta", "central_accountant")
+# A run's config.json has what was chosen where the flag was unset, and of the model the
+# name that it has itself; the comparison's has the flags.
+_RESOLVED = ("delta", "central_accountant")
 # What its identity says of the data beside theirs.
 _DERIVED = ("users", "evaluated")
 
@@ -90,14 +93,7 @@ def build_stamp(config: ComparisonConfig) -> Stamp:
     Raises:
         UserError: If the data cannot be read, or not be divided so.
     """
-    with process.user_input(OSError, DataError, execution.EngineError):
-        # Before anything uses TensorFlow: it sets how many threads an op may take.
-        execution.set_execution_context(
-            execution.Engine(config.engine),
-            device=config.device,
-            client_failure=execution.ClientFailure(config.client_failure),
-            ray_address=config.ray_address,
-        )
+    with process.user_input(OSError, DataError):
         task = load_task(config.task, run_flags.build_task_options(config))
         data = personal_data.split_personal_data(
             task,
@@ -115,39 +111,34 @@ def build_stamp(config: ComparisonConfig) -> Stamp:
     )
 
 
-def train(config: ComparisonConfig, run: Run, stamp: Stamp) -> pathlib.Path:
-    """Trains a run in a folder of its own, unless it is finished there.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UserError: For anything the user can mend, a folder of another run among them.
-    """
-    made = config.build_run(run)
-    folder = config.folder / run.name
-    if not is_finished(folder, made, stamp):
-        with contextlib.redirect_stdout(io.StringIO()), progress.hide_progress():
-            centaur_training.run(made)
-    return folder
+def describe_settings(config: ComparisonConfig, stamp: Stamp) -> dict[str, Any]:
+    """Returns the content of the comparison's config.json: what all runs share."""
+    return {
+        "program": PROGRAM,
+        "flags": config.list_common(),
+        "data": {"users": stamp.num_clients, **stamp.identity},
+        "versions": dict(stamp.versions),
+        "sources": stamp.sources,
+    }
 
 
 def is_finished(folder: pathlib.Path, config: CentaurConfig, stamp: Stamp) -> bool:
     """Returns whether a folder holds this very run, with its results.
 
     It does where everything agrees that decides the result: flags, seed, data, versions
-    and sources. Where anything differs the answer is no, and training there is what
-    tells the user.
+    and sources; the model is that of the comparison, whose folder has no other. Where
+    anything differs the answer is no, and training there is what tells the user.
 
     Raises:
         UserError: If the folder cannot be read.
     """
     with process.user_errors(run_folder.RunFolderError):
         found = run_folder.read_config(folder)
-    if found is None or not (folder / _RESULTS_NAME).exists():
+    if found is None or not (folder / RESULTS_NAME).exists():
         return False
     wanted = json.loads(json.dumps(config.to_dict()))
     flags_, data = found.get("flags", {}), found.get("data", {})
+    wanted["model"] = flags_.get("model")
     for name in _RESOLVED:
         if wanted[name] is None:
             wanted[name] = flags_.get(name)
@@ -198,7 +189,7 @@ def read_outcome(folder: pathlib.Path, run: Run) -> Outcome:
 
 
 def _read_results(folder: pathlib.Path) -> dict[str, Any]:
-    path = folder / _RESULTS_NAME
+    path = folder / RESULTS_NAME
     with process.user_errors(OSError, run_folder.RunFolderError):
         try:
             return json.loads(path.read_text(encoding="utf-8"))

@@ -46,6 +46,15 @@ OWN_FIELDS: dict[str, tuple[tuple[Method, ...], Any]] = {
 }
 
 
+# How the embedded digits are divided unless something else is said.
+_DIGITS_PARTITION = {
+    "partition": "shards",
+    "num_clients": 100,
+    "classes_per_client": 3,
+    "test_fraction": 0.2,
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CentaurConfig(TrainingConfig):
     """What a run is told. The fields are the flags of scripts/run_centaur.py.
@@ -68,6 +77,11 @@ class CentaurConfig(TrainingConfig):
     stand_alone_epochs: int
 
     def __post_init__(self) -> None:
+        if self.task == "digits" and self.partition is None:
+            # Its own users have no test data.
+            for name, value in _DIGITS_PARTITION.items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, value)
         super().__post_init__()
         run_flags.check_positive(self, "head_epochs", "head_lr", "stand_alone_epochs")
         if not 0 < self.participation <= 1:
@@ -119,6 +133,18 @@ class CentaurConfig(TrainingConfig):
     def label(self) -> str:
         """What a run folder is called, before the digest of its settings."""
         return f"{self.task}-{self.method}-{self.mechanism}"
+
+    @property
+    def epochs_per_round(self) -> int:
+        """A client's passes over its examples in a round, its head's too."""
+        if self.method_kind is Method.STAND_ALONE:
+            return self.stand_alone_epochs
+        if self.method_kind is Method.CENTAUR:
+            return self.head_epochs + self.client_epochs
+        if self.method_kind.fits_head_in_rounds:
+            # PPSGD's head and representation: an epoch each, and the final fit.
+            return 2 + self.head_epochs
+        return self.client_epochs + self.head_epochs
 
     def build_scheme(self, num_clients: int) -> CohortScheme:
         """Returns who is sampled out of a number of clients.

@@ -233,7 +233,7 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         task.build_model(config.model),
         task.train,
         batch_size=config.batch_size,
-        num_epochs=config.client_epochs,
+        num_epochs=config.epochs_per_round,
     )
     cohorts = _build_cohorts(config, task, root)
     parts = program.build_parts(config, task, model, cohorts, root)
@@ -370,7 +370,8 @@ def _describe_settings(planned: _Run) -> dict[str, Any]:
     config, task, root = planned.config, planned.task, planned.root
     noise = planned.parts.client_privacy
     resolved = {
-        "model": planned.model.name,
+        # A name of the task: models of several sizes have one name of their own.
+        "model": config.model or next(iter(task.models)),
         "delta": config.resolve_delta(task.num_clients),
         "central_accountant": config.central_accountant_kind.value,
     }

@@ -1,7 +1,8 @@
 """Trains one private representation, and a head for each client: CENTAUR.
 
 The bare command trains on the embedded digits, divided among 100 users with at most 3
-digits each. Only the representation's change leaves a client; its head stays with it.
+digits each (another --partition is taken). Only the representation's change leaves a
+client; its head stays with it.
 
   python -m scripts.run_centaur
   python -m scripts.run_centaur --mechanism=ddgauss --bits=18
@@ -24,10 +25,6 @@ _NAME = "run_centaur"
 _DEFAULTS = {
     "task": "digits",
     "model": "small_mlp",
-    "partition": "shards",
-    "num_clients": 100,
-    "classes_per_client": 3,
-    "test_fraction": 0.2,
     "mechanism": "gaussian",
     "epsilon": 8.0,
     "sampling": "poisson",

@@ -1,6 +1,6 @@
 """Compares CENTAUR with its baselines: every method tuned alike, over epsilons.
 
-The bare command compares all six methods on the embedded digits, at epsilon 2, 8 and
+The bare command compares all six methods on the embedded digits, at epsilon 8, 2 and
 32 over three seeds. It prints a table an epsilon, CENTAUR's paired difference from each
 other method with its interval, and draws utility against epsilon.
 
@@ -57,7 +57,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     )
     axis_flag.define_axis(
         "epsilons",
-        "2,8,32",
+        "8,2,32",
         "privacy budgets; inf: without noise and without a clip",
         item=flags.FloatParser(),
         values=values,
@@ -85,7 +85,7 @@ def _define_tuning_flags(values: flags.FlagValues) -> None:
     )
     flags.DEFINE_float(
         "tuning_epsilon",
-        8.0,
+        None,
         "epsilon that settings are chosen at (unset: the first of --epsilons)",
         flag_values=values,
     )

@@ -198,6 +198,11 @@ class TrainingConfig:
         return f"{self.task}-{self.mechanism}"
 
     @property
+    def epochs_per_round(self) -> int:
+        """A client's passes over its examples in a round, of whatever it trains."""
+        return self.client_epochs
+
+    @property
     def keeps_diagnostics(self) -> bool:
         """Whether exact functions of private data are recorded."""
         return self.diagnostics == "on"

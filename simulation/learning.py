@@ -242,7 +242,7 @@ def build_client_data(
         raise ValueError(
             f"`examples` must have equally many of everything. Found {sizes}."
         )
-    low, high = np.min(batches, initial=0), np.max(batches, initial=0)
+    low, high = batches.min(initial=0), batches.max(initial=0)
     if low < 0 or high > len(examples["y"]):
         raise ValueError(
             f"`batches` must be in [0, number of examples = {len(examples['y'])}]. "

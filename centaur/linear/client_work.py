@@ -19,7 +19,8 @@ class ClippedSum(NamedTuple):
 
     Attributes:
         total: [R, ...] float32.
-        clipped: int32[R], how many contributions were longer than the threshold.
+        clipped: int32[R], how many contributions were longer than the threshold, or not
+            finite and therefore dropped.
         largest: float32[R], the largest norm before clipping.
     """
 

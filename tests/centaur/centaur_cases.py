@@ -18,14 +18,16 @@ from simulation.image_models import build_mlp
 from tests.centaur import papers
 
 SHAPE, NUM_CLASSES, HIDDEN = (4, 1, 1), 3, [5, 6]
-# With batches of 2 an epoch has 3, 1, 4 and 2 of them: most end with a smaller one.
+# With batches of 2 an epoch has 3, 1, 4 and 2 of them: two end with a smaller one.
 SIZES = (5, 2, 8, 3)
+# 3, 4, 3 and 4 of them; padded for a stack all four are of one shape.
+STACK_SIZES = (5, 8, 6, 7)
 ALL = ((0, 1, 2, 3),) * 3
 SOME = ((0, 1, 2), (2, 3), (0, 3), (1, 2))
-HEAD = {"lr": 0.3, "momentum": 0.5, "decay": 0.05, "epochs": 3}
+HEAD = {"lr": 0.3, "momentum": 0.5, "decay": 0.05, "epochs": 4}
 SHARED = {"lr": 0.1, "momentum": 0.8, "decay": 0.02, "epochs": 2}
-FINAL = {"lr": 0.2, "momentum": 0.6, "decay": 0.03, "epochs": 4}
-LAMBDA, SERVER_LR = 0.7, 0.8
+FINAL = {"lr": 0.2, "momentum": 0.6, "decay": 0.03, "epochs": 3}
+LAMBDA, SERVER_LR, DIVISOR = 0.7, 0.8, 3
 
 
 def build_model(*, stackable=False):
@@ -68,6 +70,7 @@ class Case:
     split_layer: str | None = None
     cohorts: tuple[tuple[int, ...], ...] = ALL
     clip: float | None = None
+    sizes: tuple[int, ...] = SIZES
     head: dict[str, float] = dataclasses.field(default_factory=lambda: HEAD)
     shared: dict[str, float] = dataclasses.field(default_factory=lambda: SHARED)
 
@@ -107,11 +110,15 @@ class Case:
 
     def build_program(self, **changes: Any) -> papers.Program:
         """The paper's program, or with `changes` another one."""
+        single = {}
+        if self.kind in ("paper", "authors"):
+            # One epoch of each; in the paper its first step alone.
+            single = {"steps": 1 if self.kind == "paper" else None, "epochs": 1}
         head, shared, final = (
             papers.Sgd(**{**values, **changes.pop(name, {})})
             for name, values in (
-                ("head", self.head),
-                ("shared", self.shared),
+                ("head", self.head | single),
+                ("shared", self.shared | single),
                 ("final", FINAL),
             )
         )
@@ -120,13 +127,10 @@ class Case:
             "count": {None: 4, "dense_2": 2}[self.split_layer],
             "final": final,
         }
-        # One epoch of each; in the paper its first step alone.
-        single = {"steps": 1 if self.kind == "paper" else None, "epochs": 1}
-        if self.kind in ("client", "refit"):
-            common |= {"head": head, "keeps": self.kind == "client"}
-        elif self.kind in ("paper", "authors"):
-            common["head"] = dataclasses.replace(head, **single)
-            shared = dataclasses.replace(shared, **single)
+        if self.kind in ("client", "refit", "paper"):
+            common |= {"head": head, "keeps": self.kind != "refit"}
+        elif self.kind == "authors":
+            common["head"] = head
         elif self.kind == "pmtl":
             common["strength"] = LAMBDA
         kinds = {
@@ -143,7 +147,7 @@ CASES = {
     "centaur": Case(kind="client"),
     "centaur_some": Case(kind="client", cohorts=SOME),
     "centaur_deep": Case(kind="client", split_layer="dense_2", cohorts=SOME),
-    "centaur_clip": Case(kind="client", clip=0.15),
+    "centaur_clip": Case(kind="client", clip=0.3),
     "refit": Case(kind="refit", cohorts=SOME),
     "ppsgd_paper": Case(kind="paper", cohorts=SOME),
     "ppsgd_authors": Case(kind="authors", cohorts=SOME),
@@ -156,8 +160,7 @@ def flatten(weights):
     return np.concatenate([np.asarray(part, np.float64).ravel() for part in weights])
 
 
-def draw_examples(index, *, stream=1, size=None):
-    size = SIZES[index] if size is None else size
+def draw_examples(index, size, *, stream=1):
     data = np.random.default_rng([stream, index])
     return {
         "x": data.normal(size=[size, *SHAPE]).astype(np.float32),
@@ -165,9 +168,9 @@ def draw_examples(index, *, stream=1, size=None):
     }
 
 
-def draw_client(index, round_number, num_epochs, *, batch_size=2, size=None):
+def draw_client(index, round_number, num_epochs, *, size, batch_size=2):
     """One client's examples, and batches of a number of epochs."""
-    examples = draw_examples(index, size=size)
+    examples = draw_examples(index, size)
     batches = client_training.draw_batches(
         len(examples["y"]),
         batch_size=batch_size,
@@ -198,23 +201,25 @@ def convert(examples, batches, num_epochs) -> papers.Client:
     )
 
 
-def build_factory(case, cohort_size=3):
+def build_factory(clip=None, divisor=DIVISOR):
     return NoPrivacyFactory(
-        CohortScheme(Sampling.FIXED, len(SIZES), cohort_size),
-        l2_clip=case.clip,
+        CohortScheme(Sampling.FIXED, len(SIZES), divisor),
+        l2_clip=clip,
         noise_seeds=NoiseSeeds.CARRIED,
     )
 
 
-def build_process(case, *, stackable=False, factory=None, **options):
+def build_process(
+    case, *, stackable=False, factory=None, initial_weights=INITIAL, **options
+):
     algorithm = case.build_algorithm(stackable=stackable)
     return learning.build_learning_process(
         algorithm.split.model,
-        factory or build_factory(case),
+        factory or build_factory(case.clip),
         algorithm,
         client_optimizer=build_sgd(case.shared["lr"], case.shared["momentum"]),
         server_optimizer=build_sgd(SERVER_LR, 0.0),
-        initial_weights=INITIAL,
+        initial_weights=initial_weights,
         **options,
     )
 
@@ -231,43 +236,46 @@ class Round:
         return self.state.global_model_weights.trainable
 
 
+def draw_rounds(case):
+    """The clients of each round, by index."""
+    num_epochs = case.count_epochs()
+    return [
+        {
+            index: draw_client(index, number, num_epochs, size=case.sizes[index])
+            for index in cohort
+        }
+        for number, cohort in enumerate(case.cohorts)
+    ]
+
+
 def run(case, *, stackable=False, process=None) -> list[Round]:
     """Runs the rounds, handing clients what they kept."""
     process = process or build_process(case, stackable=stackable)
     initial = getattr(process, "initial_client_state", ())
     state, kept, found = process.initialize(), {}, []
-    num_epochs = case.count_epochs()
-    for number, cohort in enumerate(case.cohorts):
+    for clients in draw_rounds(case):
         data = [
-            carry(
-                draw_client(index, number, num_epochs),
-                kept.get(index, initial),
-                padded=stackable,
-            )
-            for index in cohort
+            carry(client, kept.get(index, initial), padded=stackable)
+            for index, client in clients.items()
         ]
         output = process.next(state, data)
         state = output.state
         if initial:
-            kept = kept | dict(zip(cohort, output.client_states, strict=True))
+            kept = kept | dict(zip(clients, output.client_states, strict=True))
         found.append(Round(state=state, kept=kept))
     return found
 
 
-def follow(case, *, program=None, **changes) -> list[papers.Left]:
-    """The same rounds by the paper's program."""
+def follow(case, **changes) -> list[papers.Left]:
+    """The same rounds by the paper's program, or with `changes` by another one."""
+    options = {"divisor": DIVISOR, "server_lr": SERVER_LR, "clip": case.clip}
+    options |= {name: changes.pop(name) for name in options if name in changes}
     num_epochs = case.count_epochs()
     rounds = [
-        {
-            index: convert(*draw_client(index, number, num_epochs), num_epochs)
-            for index in cohort
-        }
-        for number, cohort in enumerate(case.cohorts)
+        {index: convert(*client, num_epochs) for index, client in clients.items()}
+        for clients in draw_rounds(case)
     ]
-    options = {"divisor": 3, "server_lr": SERVER_LR, "clip": case.clip}
-    options |= {name: changes.pop(name) for name in options if name in changes}
-    program = program or case.build_program(**changes)
-    return papers.run_rounds(program, rounds, **options)
+    return papers.run_rounds(case.build_program(**changes), rounds, **options)
 
 
 def measure(got, wanted) -> float:

@@ -75,13 +75,11 @@ class Sgd:
         start: Arrays,
         epochs: Epochs,
         compute: Callable[[Arrays, np.ndarray], Arrays],
-        speed: Arrays | None = None,
     ) -> Arrays:
-        """Where it gets from `start`; `speed`, if it is given, is left as it ends."""
+        """Where it gets from `start`, at rest at first."""
         assert len(epochs) == self.epochs
         weights = [part.astype(np.float64) for part in start]
-        speed = [] if speed is None else speed
-        speed = speed or [np.zeros_like(part) for part in weights]
+        speed = [np.zeros_like(part) for part in weights]
         for rows in [rows for epoch in epochs for rows in epoch][: self.steps]:
             gradients = compute(weights, rows)
             for k, gradient in enumerate(gradients):
@@ -145,9 +143,7 @@ class Program:
         """What a client has that took no part yet."""
         return []
 
-    def work(
-        self, client: Client, held: Arrays, own: Arrays
-    ) -> tuple[Arrays, Arrays]:
+    def work(self, client: Client, held: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
         """What a client sends of `held`, and keeps."""
         raise NotImplementedError
 

@@ -62,6 +62,8 @@ class TestContracts:
             "distributed_dp/some_factory.py": "import tensorflow_federated",
             "simulation/__init__.py": "import tensorflow_federated",
             "simulation/sources/__init__.py": "import numpy",
+            "centaur/algorithms.py": "import simulation, tensorflow_federated",
+            "centaur/diagnosis.py": "import distributed_dp",
             "upcycled_fl/accounting/__init__.py": "import dp_accounting, numpy",
             "upcycled_fl/learning.py": "import simulation, tensorflow_federated",
             "scripts/__init__.py": "import simulation, distributed_dp",
@@ -92,6 +94,8 @@ class TestContracts:
             ("simulation", "simulation/extra.py", "import centaur"),
             ("simulation", "simulation/extra.py", "import scripts"),
             ("sources", "simulation/sources/extra.py", "import tensorflow"),
+            ("centaur", "centaur/extra.py", "import upcycled_fl"),
+            ("centaur", "centaur/extra.py", "import scripts"),
             ("upcycled", "upcycled_fl/extra.py", "import centaur"),
             ("upcycled", "upcycled_fl/extra.py", "import scripts"),
             (

@@ -47,7 +47,15 @@ def find_tracked_files() -> list[pathlib.Path]:
 
 
 def find_modules() -> list[pathlib.Path]:
-    folders = ("benchmarks", "distributed_dp", "scripts", "simulation", "tools")
+    folders = (
+        "benchmarks",
+        "centaur",
+        "distributed_dp",
+        "scripts",
+        "simulation",
+        "tools",
+        "upcycled_fl",
+    )
     return sorted(path for name in folders for path in (ROOT / name).rglob("*.py"))
 
 

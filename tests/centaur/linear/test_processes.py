@@ -74,20 +74,16 @@ class TestAlternation:
 
 
 def test_power_method_without_noise_ends_at_the_eigenvectors(rng):
-    users, blocks, _, x, y = oracle.make_users(rng)
+    # Many users: the mean of M_i has a gap, near 1 : 2, after its second eigenvalue.
+    users, blocks, _, x, y = oracle.make_users(rng, num_users=400, users_per_block=100)
     matrix = oracle.build_moments(x[:, :8], y[:, :8]).mean(0)
     values, vectors = np.linalg.eigh(matrix)
-    # What the number of steps below relies on.
-    assert values[-3] / values[-2] < 0.9
+    assert values[-3] / values[-2] < 0.85
     stack = sample_stack(rng, 3)
     process = linear.build_power_method(users, build_factory(users, 3))
-    *_, last = linear.run_releases(process, blocks, stack=stack, num_releases=150)
+    *_, last = linear.run_releases(process, blocks, stack=stack, num_releases=100)
     for found in last.stack:
         assert linear.compute_distance(found, vectors[:, -2:]) < 1e-5
-        # With QR each column is an eigenvector of its own, up to its sign.
-        overlaps = abs(found.T @ vectors[:, [-1, -2]])
-        if values[-2] / values[-1] < 0.9:
-            np.testing.assert_allclose(overlaps, np.eye(2), atol=1e-3)
 
 
 def test_one_power_step_is_the_definition(rng):
