@@ -42,6 +42,7 @@ from simulation.client_states import ClientStates  # noqa: E402
 from simulation.image_models import build_mlp  # noqa: E402
 from simulation.model import Model  # noqa: E402
 from simulation.population.federated_data import ArrayData, Examples  # noqa: E402
+from simulation.population.held_data import HeldData  # noqa: E402
 
 FLAGS = flags.FLAGS
 SHAPE, NUM_CLASSES = (28, 28, 1), 10
@@ -100,8 +101,8 @@ def define_flags() -> None:
     flags.DEFINE_string("output", None, "JSON file for the figures")
 
 
-def draw_data() -> ArrayData:
-    """Returns clients with random examples, in memory."""
+def draw_data() -> HeldData:
+    """Returns clients with random examples, held in memory as tasks hold theirs."""
     rng = np.random.default_rng(0)
     held: dict[str, Examples] = {
         f"client{number}": (
@@ -110,12 +111,15 @@ def draw_data() -> ArrayData:
         )
         for number in range(FLAGS.clients)
     }
-    return ArrayData(client_ids=tuple(held), make=held.__getitem__)
+    data = ArrayData(client_ids=tuple(held), make=held.__getitem__)
+    return HeldData(data, max_bytes=2**40)
 
 
 def build_training() -> Training:
     """Returns the training that the flags describe."""
-    model = build_mlp(SHAPE, NUM_CLASSES, hidden_sizes=list(map(int, FLAGS.hidden_sizes)))
+    model = build_mlp(
+        SHAPE, NUM_CLASSES, hidden_sizes=list(map(int, FLAGS.hidden_sizes))
+    )
     build_sgdm = tff.learning.optimizers.build_sgdm
     algorithm = build_centaur_algorithm(
         build_split_model(model),
@@ -195,7 +199,9 @@ def build_bare(training: Training, *, num_threads: int) -> Callable[[], Any]:
     elements = [training.load(key)[0] for key in keys]
 
     def stack(values: Sequence[Any]) -> Any:
-        return tf.nest.map_structure(lambda *parts: tf.constant(np.stack(parts)), *values)
+        return tf.nest.map_structure(
+            lambda *parts: tf.constant(np.stack(parts)), *values
+        )
 
     stacks = []
     for start in range(0, len(elements), STACK_SIZE):

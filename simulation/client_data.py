@@ -127,7 +127,7 @@ class ClientLoader:
             len(y),
             batch_size=self.batch_size,
             num_epochs=num_epochs,
-            rng=np.random.default_rng(key.batch_seed),
+            rng=build_batch_rng(key.batch_seed),
         )
         examples = {"x": x, "y": y}
         if self.padded:
@@ -144,6 +144,17 @@ class ClientLoader:
             num_joined=key.num_joined,
             client_state=key.client_state,
         )
+
+
+def build_batch_rng(seed: np.ndarray) -> np.random.Generator:
+    """Returns `np.random.default_rng(seed)`, in half the time.
+
+    Args:
+        seed: uint64[count]. NumPy takes it apart, number by number, into words of 32
+            bits: two of each number, but one where the upper one is 0.
+    """
+    words = seed.astype("<u8").view("<u4")
+    return np.random.default_rng(words if words[1::2].all() else seed)
 
 
 def count_epochs(key: ClientKey, num_epochs: int) -> int:

@@ -12,10 +12,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 SMALL = {
     "ops": ["--dim=4096", "--update_dim=4000", "--repeats=1"],
     "engine": ["--model=linear", "--clients=2", "--repeats=1", "--notff"],
+    "centaur": ["--clients=3", "--hidden_sizes=8,4", "--examples=5", "--repeats=1"],
 }
 TIMED = {
     "ops": {"encode", "rotation, ours", "sampler, discrete Gaussian"},
     "engine": {"bare loop", "local, no privacy", "local, DDGauss 16 bits"},
+    "centaur": {"round", "bare arithmetic"},
 }
 
 
@@ -34,10 +36,7 @@ def run(name: str, tmp_path: pathlib.Path, *options: str) -> tuple[dict, str]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name == "engine"))
-        for name in SMALL
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "ops")) for name in SMALL],
 )
 def test_it_runs_and_writes_what_it_timed(name, tmp_path):
     figures, printed = run(name, tmp_path, *SMALL[name])
@@ -46,6 +45,20 @@ def test_it_runs_and_writes_what_it_timed(name, tmp_path):
     assert all(0 < value < 180 for value in seconds.values())
     for timed in TIMED[name]:
         assert timed in printed
+
+
+@pytest.mark.slow
+def test_the_ratio_of_a_round_is_that_of_what_was_timed(tmp_path):
+    figures, printed = run("centaur", tmp_path, *SMALL["centaur"], "--repeats=3")
+    seconds, medians = figures["seconds"], figures["median_seconds"]
+    assert {name: len(values) for name, values in seconds.items()} == {
+        "round": 3,
+        "bare arithmetic": 3,
+    }
+    assert medians == {name: sorted(values)[1] for name, values in seconds.items()}
+    ratio = medians["round"] / medians["bare arithmetic"]
+    assert figures["round_over_bare"] == pytest.approx(ratio)
+    assert f"round over bare arithmetic {ratio:.2f}" in printed
 
 
 @pytest.mark.slow

@@ -36,8 +36,9 @@ def build_process(
 class InOrder:
     """A generator for those who want the examples as they are."""
 
-    def permutation(self, size: int) -> np.ndarray:
-        return np.arange(size)
+    def permuted(self, x: np.ndarray, *, axis: int, out: np.ndarray) -> np.ndarray:
+        assert axis == 1 and out is not None
+        return x
 
 
 def build_examples(client: int, batch_size: int = 2) -> tf.data.Dataset:

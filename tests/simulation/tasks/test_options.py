@@ -35,7 +35,7 @@ _PARTITION = {
 _EMNIST = {"synthetic_data", "data_name"} | _PARTITION
 _WORDS = {"synthetic_data", "data_name", "vocabulary_size"}
 TAKEN = {
-    "digits": set(),
+    "digits": set(_PARTITION),
     "emnist_character": _EMNIST,
     "emnist_digits": _EMNIST,
     "emnist_letters": _EMNIST,
