@@ -27,8 +27,8 @@ from simulation import (
     table,
 )
 from simulation.client_states import ClientStates
-from simulation.evaluation import ClientMetrics
-from simulation.model import Model, compute_means
+from simulation.evaluation import ClientMetrics, compute_example_values
+from simulation.model import compute_means
 from simulation.population.federated_data import Examples, FederatedData
 
 Arrays = Sequence[np.ndarray]
@@ -108,7 +108,7 @@ def build_evaluation(
     shared_type = tff.types.tensorflow_to_type(_list_specs(shared))
 
     def finish(weights: Any, held: Mapping[str, tf.Tensor]) -> Any:
-        values = _compute_values(model, weights, held)
+        values = compute_example_values(model, weights, held["x"], held["y"])
         kept = tuple(weights[len(weights) - num_kept_weights :])
         return collections.OrderedDict(values=values, kept=kept)
 
@@ -268,19 +268,6 @@ class PersonalEvaluation:
                 name: np.array([row[name] for row in rows], float) for name in names
             },
         )
-
-
-def _compute_values(
-    model: Model, weights: Any, held: Mapping[str, tf.Tensor]
-) -> dict[str, tf.Tensor]:
-    """Returns the loss, the metrics and their weights, of each example."""
-    outputs = model.predict(weights, held["x"], None)
-    values = collections.OrderedDict(loss=model.compute_loss(held["y"], outputs))
-    for name, metric in model.metrics.items():
-        values[name] = metric(held["y"], outputs)
-    if model.metric_weights is not None:
-        values["metric_weight"] = model.metric_weights(held["y"], outputs)
-    return values
 
 
 def _join(parts: Sequence[Examples]) -> dict[str, np.ndarray]:

@@ -15,8 +15,7 @@ import tensorflow_federated as tff
 
 from centaur import algorithms
 from centaur.diagnosis import MeasuringFactory, PartRow, Row, compute_row
-from distributed_dp.accounting import Sampling
-from scripts import centaur_training, mechanism_plan
+from scripts import centaur_training, distributed_training, mechanism_plan
 from scripts import flags as run_flags
 from scripts.centaur_comparison_config import ComparisonConfig, Point, Run
 from scripts.centaur_config import CentaurConfig, Method
@@ -233,7 +232,7 @@ def _prepare(config: CentaurConfig) -> _Measured:
         batch_size=config.batch_size,
         num_epochs=config.epochs_per_round,
     )
-    cohorts = _build_cohorts(config, task, root)
+    cohorts = distributed_training.build_cohorts(config, task, root)
     parts = centaur_training.PROGRAM.build_parts(config, task, model, cohorts, root)
     algorithm, task = parts.algorithm, parts.task or task
     assert isinstance(algorithm, algorithms.PersonalAlgorithm)
@@ -269,19 +268,6 @@ def _prepare(config: CentaurConfig) -> _Measured:
         cohorts=cohorts,
         root=root,
         padded=model.stackable,
-    )
-
-
-def _build_cohorts(
-    config: CentaurConfig, task: Task, root: seeds.RootSeed
-) -> cohort.CohortSampler:
-    client_ids, scheme = task.train.client_ids, config.build_scheme(task.num_clients)
-    if scheme.sampling is Sampling.POISSON:
-        return cohort.PoissonCohort(
-            client_ids=client_ids, sampling_rate=scheme.sampling_rate, root=root
-        )
-    return cohort.FixedCohort(
-        client_ids=client_ids, clients_per_round=scheme.clients_per_round, root=root
     )
 
 

@@ -235,7 +235,7 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         batch_size=config.batch_size,
         num_epochs=config.epochs_per_round,
     )
-    cohorts = _build_cohorts(config, task, root)
+    cohorts = build_cohorts(config, task, root)
     parts = program.build_parts(config, task, model, cohorts, root)
     task = parts.task or task
     plans = build_plans(
@@ -336,9 +336,10 @@ def _build_process(planned: _Run, plan: MechanismPlan) -> Any:
     )
 
 
-def _build_cohorts(
+def build_cohorts(
     config: TrainingConfig, task: Task, root: seeds.RootSeed
 ) -> cohort.CohortSampler:
+    """Returns who joins which round: drawn by the sampler that is accounted for."""
     client_ids = task.train.client_ids
     scheme = config.build_scheme(task.num_clients)
     if scheme.sampling is accounting.Sampling.POISSON:

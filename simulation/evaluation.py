@@ -4,6 +4,7 @@ What is evaluated is chosen once, from a seed, and identified: a subset's digest
 into the outputs, so that two figures can be told to be of the same examples.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -15,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from simulation import table
-from simulation.model import Model, compute_means
+from simulation.model import Model, Weights, compute_means
 from simulation.population.federated_data import DataError, Examples, FederatedData
 
 _LARGEST_BATCH = 500
@@ -224,13 +225,7 @@ class Evaluation:
         def compute_values(
             weights: tuple[tf.Tensor, ...], x: tf.Tensor, y: tf.Tensor
         ) -> dict[str, tf.Tensor]:
-            outputs = model.predict(weights, x, None)
-            values = {"loss": model.compute_loss(y, outputs)}
-            for name, metric in model.metrics.items():
-                values[name] = metric(y, outputs)
-            if model.metric_weights is not None:
-                values["metric_weight"] = model.metric_weights(y, outputs)
-            return values
+            return compute_example_values(model, weights, x, y)
 
         self._compute_values = compute_values
         self._batch_size = batch_size or _choose_batch_size(model, weights)
@@ -311,6 +306,23 @@ class Evaluation:
                 count += len(owners)
         if waiting:
             yield _join(waiting)
+
+
+def compute_example_values(
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Returns what `compute_means` takes the sums of, of each example, [batch].
+
+    That is the loss, the metrics and, for a model that has them, their weights, with
+    dropout off.
+    """
+    outputs = model.predict(weights, x, None)
+    values = collections.OrderedDict(loss=model.compute_loss(y, outputs))
+    for name, metric in model.metrics.items():
+        values[name] = metric(y, outputs)
+    if model.metric_weights is not None:
+        values["metric_weight"] = model.metric_weights(y, outputs)
+    return values
 
 
 def _average(sums: Mapping[str, np.ndarray]) -> dict[str, float]:
