@@ -13,15 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from simulation.engine.graph_cut import Part
+from simulation.engine.graph_cut import CALLS, Part
 
-# An op of these has a state only where a function that it calls has an op with one.
-_CALLS = frozenset(
-    {
-        *("PartitionedCall", "StatefulPartitionedCall"),
-        *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
-    }
-)
 # Of Python's gradients: what runs does not read it.
 _GRADIENT = "_gradient_op_type"
 # Which functions are each other's gradients: read where TensorFlow chooses between
@@ -132,7 +125,7 @@ class _Functions:
             op_def = self._graph.op_def_for_type(node.op)
         except RuntimeError as error:
             raise _NotCanonicalError(f"{node.op!r}") from error
-        if op_def.is_stateful and node.op not in _CALLS:
+        if op_def.is_stateful and node.op not in CALLS:
             raise _NotCanonicalError(f"{node.op!r}, which has a state")
 
     def _rename_attributes(self, attributes: MutableMapping[str, Any]) -> None:

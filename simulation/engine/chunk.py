@@ -200,7 +200,8 @@ def _run_chunk(
     for members in chunk.groups:
         group = range(start, start + len(members))
         start = group.stop
-        outputs = client_pass.run_clients(group, inputs, slot)
+        members_inputs = client_pass.read_clients(group, inputs)
+        outputs = client_pass.run_clients(members_inputs, slot)
         for position, output in zip(group, outputs, strict=True):
             error = consume(
                 lambda at, values: client_pass.add(result, at, values), position, output
@@ -236,7 +237,7 @@ class _ChunkReader:
         if not isinstance(packed, Made):
             return portable.unpack(packed)
         value = self._loaders[packed.loader](packed.key)
-        return arguments.flatten_value(value, self._type_spec, "argument")
+        return arguments.flatten_leaves(value, self._type_spec, "argument")
 
     def get_maker(self, index: int) -> ClientValue | None:
         """Returns None: a chunk's values are made here."""

@@ -1,20 +1,24 @@
 """A pass over the clients: what goes in and out, and its functions in this process."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from simulation.engine.client_value import ClientValue
 from simulation.engine.cohort_run import ClientError, Workers, split_cohort
+from simulation.engine.combination import Combination
 from simulation.engine.graph_cut import Flat
+from simulation.engine.leaf_function import Leaves
 from simulation.engine.pass_plan import PassPlan
-from simulation.engine.stage import Combination, Stage
+from simulation.engine.stack_output import Row
+from simulation.engine.stage import Stage
 
 
 class Reader(Protocol):
     """The clients' values of one node."""
 
-    def read(self, index: int) -> Flat:
+    def read(self, index: int) -> Leaves:
         """Returns one client's value."""
 
     def get_maker(self, index: int) -> ClientValue | None:
@@ -49,7 +53,7 @@ class PassResult:
     """
 
     totals: list[Flat]
-    kept: list[list[Flat | None]]
+    kept: list[list[Leaves | None]]
 
 
 # Runs the pass that follows a level.
@@ -67,6 +71,34 @@ class Watch:
 
     on_failure: Callable[[ClientError], None]
     on_done: Callable[[int, int], None] | None
+
+
+class Run:
+    """Clients in a row whose outputs are those of stacks: they are added in one call.
+
+    Attributes:
+        rows: Their outputs.
+        is_added: Whether they have been added; None before it was tried.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.is_added: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientOutputs:
+    """What a client's work brought.
+
+    Attributes:
+        leaves: Those of all outputs of the plan.
+        kept: The targets' values.
+        run: The clients with which it is added, None where it is added alone.
+    """
+
+    leaves: Leaves
+    kept: Sequence[Leaves]
+    run: Run | None
 
 
 class ClientPass:
@@ -87,13 +119,12 @@ class ClientPass:
             self._accumulation = Combination(
                 plan.aggregates, device=slots[0], merges=False
             )
+        self._folds = self._accumulation is not None and self._accumulation.can_fold
 
-    def run_clients(
-        self, group: range, given: PassInputs, slot: int
-    ) -> list[list[Flat] | Exception]:
-        """Returns each client's values of the plan's outputs, or what it raised."""
+    def read_clients(self, group: range, given: PassInputs) -> list[Leaves | Exception]:
+        """Returns what each client's work is given, or what it raised."""
 
-        def read(index: int) -> list[Flat]:
+        def read(index: int) -> list[Leaves]:
             return [
                 given.shared[position]
                 if position in given.shared
@@ -101,8 +132,27 @@ class ClientPass:
                 for position in range(len(self.stage.inputs))
             ]
 
-        readers = [lambda index=index: read(index) for index in group]
-        return self.stage.run_clients(readers, slot=slot)
+        return [self.stage.read(functools.partial(read, index)) for index in group]
+
+    def run_clients(
+        self, inputs: Sequence[Leaves | Exception], slot: int
+    ) -> list[ClientOutputs | Exception]:
+        """Returns what the work of those clients brought, or what it raised."""
+        results: list[ClientOutputs | Exception] = []
+        run = None
+        for leaves in self.stage.run_clients(inputs, slot=slot):
+            if isinstance(leaves, Exception):
+                results.append(leaves)
+                run = None
+                continue
+            if not isinstance(leaves, Row) or not self._folds:
+                run = None
+            else:
+                run = run or Run()
+                run.rows.append(leaves)
+            kept = self.stage.split(leaves, first=self._split)
+            results.append(ClientOutputs(leaves=leaves, kept=kept, run=run))
+        return results
 
     def split_cohort(self, clients: range) -> list[range]:
         """Returns clients in groups that one call may take."""
@@ -110,19 +160,36 @@ class ClientPass:
 
     def begin(self, given: PassInputs, num_clients: int) -> PassResult:
         """Returns the result of no client."""
-        kept: list[list[Flat | None]] = [
+        kept: list[list[Leaves | None]] = [
             [None] * num_clients for _ in range(self._num_targets)
         ]
         return PassResult(totals=list(given.zeros), kept=kept)
 
-    def add(self, result: PassResult, position: int, outputs: Sequence[Flat]) -> None:
-        """Takes one client's outputs into a result."""
-        if self._accumulation is not None:
-            result.totals[:] = self._accumulation.combine(
-                result.totals, outputs[: self._split]
-            )
-        for column, output in zip(result.kept, outputs[self._split :], strict=True):
+    def add(self, result: PassResult, position: int, outputs: ClientOutputs) -> None:
+        """Takes one client's outputs into a result.
+
+        With the first client of a run all of them are added: none that is not of the
+        run lies between them.
+        """
+        accumulation = self._accumulation
+        if accumulation is not None and not self._add_run(result, outputs.run):
+            values = self.stage.split(outputs.leaves)[: self._split]
+            result.totals[:] = accumulation.combine(result.totals, values)
+        for column, output in zip(result.kept, outputs.kept, strict=True):
             column[position] = output
+
+    def _add_run(self, result: PassResult, run: Run | None) -> bool:
+        """Adds the clients of a run, once. Returns whether they are added."""
+        if run is None or self._accumulation is None:
+            return False
+        if run.is_added is None:
+            try:
+                result.totals[:] = self._accumulation.fold(result.totals, run.rows)
+                run.is_added = True
+            # Each alone shows whose values it was.
+            except Exception:
+                run.is_added = False
+        return run.is_added
 
 
 def run_locally(
@@ -131,10 +198,11 @@ def run_locally(
     """Runs a pass on this process's threads."""
     result = current.begin(given, given.num_clients)
     workers.run(
-        lambda group, slot: current.run_clients(group, given, slot),
+        current.run_clients,
         lambda index, outputs: current.add(result, index, outputs),
         groups=current.split_cohort(range(given.num_clients)),
         on_failure=watch.on_failure,
         on_done=watch.on_done,
+        read=lambda group: current.read_clients(group, given),
     )
     return result

@@ -5,7 +5,7 @@ import concurrent.futures
 import itertools
 import queue
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 # Results that may wait for an earlier client's, for each worker.
@@ -63,23 +63,25 @@ class Workers:
     """Threads that work for clients.
 
     Results are consumed by the caller's thread in the order of the clients, whatever
-    the threads' timing, so that sums come out the same.
+    the threads' timing, so that sums come out the same. One thread more than work can
+    read what the next clients need.
     """
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self._pool = concurrent.futures.ThreadPoolExecutor(
-            num_workers, thread_name_prefix="client"
+            num_workers + 1, thread_name_prefix="client"
         )
 
     def run(
         self,
-        work: Callable[[range, int], Sequence[T | Exception]],
+        work: Callable[[Any, int], Sequence[T | Exception]],
         take: Callable[[int, T], None],
         *,
         groups: Sequence[range],
         on_failure: Callable[[ClientError], None],
         on_done: Callable[[int, int], None] | None = None,
+        read: Callable[[range], Any] | None = None,
     ) -> None:
         """Runs `work` for every group of clients and `take` on each result.
 
@@ -90,15 +92,17 @@ class Workers:
             groups: The clients' indices, from 0 on, in runs.
             on_failure: What to do about a client whose work failed: raise, or not.
             on_done: Told how many clients of how many are done.
+            read: Returns what `work` is given in place of a group.
         """
         slots: queue.SimpleQueue[int] = queue.SimpleQueue()
         for slot in range(self.num_workers):
             slots.put(slot)
 
         def work_in_slot(group: range) -> Sequence[T | Exception]:
+            given = group if read is None else read(group)
             slot = slots.get()
             try:
-                return work(group, slot)
+                return work(given, slot)
             finally:
                 slots.put(slot)
 

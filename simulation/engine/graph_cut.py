@@ -2,10 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 Flat = list[tf.Tensor]
+# An op of these has a state only where a function that it calls has an op with one.
+CALLS = frozenset(
+    {
+        *("PartitionedCall", "StatefulPartitionedCall"),
+        *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"),
+    }
+)
+# Has a state in TensorFlow's words alone, so that nobody leaves it out.
+_CHECK = "Assert"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +127,43 @@ def list_ops(
                 if not any(output.ref() in known for output in source.outputs)
             ]
     return list(found.values())
+
+
+def find_used(fetches: Sequence[tf.Tensor], feeds: Sequence[tf.Tensor]) -> list[int]:
+    """Returns which of the feeds are needed to compute `fetches` from them."""
+    used = {tensor.ref() for tensor in fetches}
+    for op in list_ops(fetches, feeds):
+        used |= {source.ref() for source in op.inputs}
+    return [index for index, tensor in enumerate(feeds) if tensor.ref() in used]
+
+
+def has_state(part: Part) -> bool:
+    """Whether to compute a part twice is something else than to compute it once.
+
+    What checks its inputs alone has no state.
+    """
+    functions = {f.signature.name: f for f in part.content.library.function}
+    known_ops = tf.Graph()
+    pending, seen = list(part.content.node), set[str]()
+
+    def look_into(attributes: Any) -> None:
+        for attribute in attributes.values():
+            for function in (attribute.func, *attribute.list.func):
+                look_into(function.attr)
+                if function.name in functions and function.name not in seen:
+                    seen.add(function.name)
+                    pending.extend(functions[function.name].node_def)
+
+    while pending:
+        node = pending.pop()
+        try:
+            is_stateful = known_ops.op_def_for_type(node.op).is_stateful
+        except RuntimeError:
+            return True
+        if is_stateful and node.op not in CALLS and node.op != _CHECK:
+            return True
+        look_into(node.attr)
+    return False
 
 
 def _is_used(name: str, sources: set[str]) -> bool:

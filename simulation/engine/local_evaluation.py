@@ -111,6 +111,17 @@ def holds(block: Block, is_sought: Callable[[Block], bool]) -> bool:
     return found
 
 
+def has_state(function: Function) -> bool:
+    """Whether it has variables or tables: a call must not overlap with another one."""
+    return holds(
+        function.block if isinstance(function, Closure) else function,
+        lambda block: (
+            isinstance(block, tff.framework.CompiledComputation)
+            and graph_import.has_state(block)
+        ),
+    )
+
+
 def get_index(selection: tff.framework.Selection) -> int:
     """Returns which element a selection selects."""
     if selection.index is not None:

@@ -2,10 +2,10 @@
 
 A client's computation may call a function of stacked tensors through `call_stacked`, as
 a stack of one. The engine finds that call in the client's graph, cuts the graph there,
-and runs what comes before and after client by client, but the call itself for clients
-whose tensors have equal shapes together, compiled by XLA for each shape. The function
-travels in the computation's own graph: TFF's runtime, which knows nothing of this, runs
-the stack of one.
+and runs the call for clients whose tensors have equal shapes together, compiled by XLA
+for each shape. What comes before and after runs in one go for the stack (`stack`), or,
+where that does not work, client by client. The function travels in the computation's
+own graph: TFF's runtime, which knows nothing of this, runs the stack of one.
 
 What is compiled is shared in the process, by all computations whose calls are the same:
 of many trainings of one model by one optimizer the first alone waits for XLA.
@@ -15,7 +15,7 @@ import collections
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,9 @@ from absl import logging
 
 from simulation.engine import canonical_graph, graph_cut
 from simulation.engine.graph_cut import Flat
+from simulation.engine.leaf_function import Leaves
+from simulation.engine.stack import StackWork, build_stack_work
+from simulation.engine.stack_output import Row
 
 _NAME = "discreet_lockstep"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -79,6 +82,7 @@ class Lockstep:
             to the graph's outputs.
         num_stacked: How many of the first outputs of `before` are the call's inputs.
         group_size: How many clients one call may take.
+        stack_work: Does all of it for a stack, None where it must be done one by one.
     """
 
     before: Callable[..., Flat]
@@ -86,28 +90,72 @@ class Lockstep:
     after: Callable[..., Flat]
     num_stacked: int
     group_size: int
+    stack_work: StackWork | None = None
 
-    def run(self, clients: Sequence[Flat]) -> list[Flat | None]:
+    def run(self, clients: Sequence[Leaves]) -> list[Leaves | None]:
         """Returns the outputs of each client from its inputs.
 
-        None stands for a client that must be run alone: what came before failed, its
-        stack failed, or its results are not finite. XLA does not say which number was
-        wrong, and may go on where TensorFlow raises an error.
+        None stands for a client that must be run alone: its work failed, its stack
+        failed, or its results are not finite. XLA does not say which number was wrong,
+        and may go on where TensorFlow raises an error.
         """
-        outputs: list[Flat | None] = [None for _ in clients]
+        outputs: list[Leaves | None] = [None for _ in clients]
+        apart = list(range(len(clients)))
+        work = self.stack_work
+        if work is not None and clients and work.takes(clients):
+            apart = []
+            alike: dict[Any, list[int]] = collections.defaultdict(list)
+            for index, inputs in enumerate(clients):
+                alike[work.list_shapes(inputs)].append(index)
+            for indices in alike.values():
+                try:
+                    found = self._run_stacks(work, indices, clients)
+                # Whatever it is, it may be about one of them.
+                except Exception as error:
+                    logging.info("%d clients one by one: %s", len(indices), error)
+                    apart += indices
+                else:
+                    for index, row in found.items():
+                        outputs[index] = row
+        for index, flat in self._run_apart(apart, clients).items():
+            outputs[index] = flat
+        return outputs
+
+    def _run_stacks(
+        self,
+        work: StackWork,
+        indices: Sequence[int],
+        clients: Sequence[Leaves],
+    ) -> dict[int, Row]:
+        """Returns the outputs of clients of equal shapes whose results are finite."""
+        found = {}
+        for stack in _split_stack(indices):
+            members = [clients[index] for index in stack]
+            outputs, places = work.run(members, self.together)
+            for row, place in enumerate(places):
+                found[stack[place]] = Row(outputs, row)
+        return found
+
+    def _run_apart(
+        self, indices: Sequence[int], clients: Sequence[Leaves]
+    ) -> dict[int, Flat]:
+        """Returns the outputs of clients who share the call alone, where it worked."""
+        outputs: dict[int, Flat] = {}
         prepared: dict[int, Flat] = {}
         alike: dict[Any, list[int]] = collections.defaultdict(list)
-        for index, inputs in enumerate(clients):
+        for index in indices:
             # The client's own run will raise it again.
             with contextlib.suppress(Exception):
-                tensors = prepared[index] = self.before(*inputs)
+                tensors = prepared[index] = self.before(*clients[index])
                 alike[tuple(t.shape for t in tensors[: self.num_stacked])].append(index)
-        for indices in alike.values():
-            for stack in _split_stack(indices):
+        for members in alike.values():
+            for stack in _split_stack(members):
                 trained = self._train([prepared[index] for index in stack])
                 for index, results in zip(stack, trained, strict=True):
-                    if results is not None:
-                        crossing = prepared[index][self.num_stacked :]
+                    if results is None:
+                        continue
+                    crossing = prepared[index][self.num_stacked :]
+                    with contextlib.suppress(Exception):
                         outputs[index] = self.after(
                             *clients[index], *results, *crossing
                         )
@@ -145,13 +193,17 @@ def _split_stack(indices: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def find_lockstep(
-    function: tf.types.experimental.ConcreteFunction, device: str | None
+    function: tf.types.experimental.ConcreteFunction,
+    device: str | None,
+    *,
+    shared: Collection[int] = (),
 ) -> Lockstep | None:
     """Returns a client function cut at its call, None where there is no cut.
 
     Args:
         function: The client function, wrapped.
         device: The device of the call, None for TensorFlow's choice.
+        shared: Which of the function's inputs are the same for all clients.
 
     A graph is left whole if it has no call, or several; and if something that has no
     output to hand over, such as an assignment, would run both before and after.
@@ -169,21 +221,36 @@ def find_lockstep(
     stacked, results = list(call.inputs), list(call.outputs)
     # What is drawn or read before is not drawn or read again.
     again = _list_stateful(outputs, [*inputs, *results])
-    shared = [op for op in _list_stateful(stacked, inputs) if op in again]
-    if not all(op.outputs for op in shared):
+    both = [op for op in _list_stateful(stacked, inputs) if op in again]
+    if not all(op.outputs for op in both):
         return None
-    crossing = [tensor for op in shared for tensor in op.outputs]
-
-    def build(feeds: Flat, fetches: Flat) -> Callable[..., Flat]:
-        return graph_cut.wrap(graph_cut.cut(graph, feeds, fetches), feeds)
+    crossing = [tensor for op in both for tensor in op.outputs]
 
     return Lockstep(
-        before=build(inputs, [*stacked, *crossing]),
+        before=_Part(graph, inputs, [*stacked, *crossing]),
         together=_share(graph, stacked, results, device),
-        after=build([*inputs, *results, *crossing], outputs),
+        after=_Part(graph, [*inputs, *results, *crossing], outputs),
         num_stacked=len(stacked),
         group_size=group_size,
+        stack_work=build_stack_work(graph, call, frozenset(shared), device),
     )
+
+
+class _Part:
+    """A part of a graph as a function, which is built when it is first called."""
+
+    def __init__(self, graph: tf.Graph, feeds: Flat, fetches: Flat) -> None:
+        self._graph, self._feeds, self._fetches = graph, feeds, fetches
+        self._lock = threading.Lock()
+        self._function: Callable[..., Flat] | None = None
+
+    def __call__(self, *leaves: Any) -> Flat:
+        """Returns the fetches."""
+        with self._lock:
+            if self._function is None:
+                compute = graph_cut.cut(self._graph, self._feeds, self._fetches)
+                self._function = graph_cut.wrap(compute, self._feeds)
+        return self._function(*map(tf.convert_to_tensor, leaves))
 
 
 def may_hold_call(computation: tff.framework.CompiledComputation) -> bool:
@@ -232,12 +299,22 @@ def _compile(compute: Callable[..., Flat], device: str | None) -> Callable[..., 
     compiled: dict[Any, Callable[..., Flat]] = {}
     lock = threading.Lock()
 
+    def build(stacked: Sequence[tf.Tensor]) -> Callable[..., Flat]:
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in stacked]
+        concrete = function.get_concrete_function(*specs)
+
+        def call(*tensors: tf.Tensor) -> Flat:
+            with tf.device(device):
+                return concrete(*tensors)
+
+        # To call the function itself takes twice the time, in Python.
+        return tf.compat.v1.wrap_function(call, specs)
+
     def run(*stacked: tf.Tensor) -> Flat:
         shapes = tuple(tensor.shape for tensor in stacked)
         with lock:
             if shapes not in compiled:
-                specs = [tf.TensorSpec(t.shape, t.dtype) for t in stacked]
-                compiled[shapes] = function.get_concrete_function(*specs)
+                compiled[shapes] = build(stacked)
         # Where it is called decides where XLA's program runs.
         with tf.device(device):
             return compiled[shapes](*stacked)

@@ -36,6 +36,8 @@ def unpack(packed: Sequence[Any]) -> Flat:
 def _pack_leaf(leaf: Any) -> Any:
     if isinstance(leaf, Element):
         return tuple(pack(leaf))
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf
     if leaf.dtype == tf.variant:
         # 2: fail where the graph does not hold all of the data set.
         graph = tf.raw_ops.DatasetToGraphV2(

@@ -9,6 +9,7 @@ from simulation.engine import arguments, pass_plan
 from simulation.engine.client_pass import PassInputs, PassRunner
 from simulation.engine.client_value import ClientValue
 from simulation.engine.graph_cut import Flat
+from simulation.engine.leaf_function import Leaves
 from simulation.engine.pass_plan import PassPlan
 from simulation.engine.plan import Kind, Node, Place, Plan, list_nodes, walk
 from simulation.engine.stage import Stage
@@ -109,7 +110,7 @@ class Program:
             return arguments.build_result(values[result], member)
         reader = client_values[result]
         found = [reader.get(index) for index in range(reader.num_clients)]
-        return [arguments.build_result(flat, member) for flat in found if flat]
+        return arguments.build_results([flat for flat in found if flat], member)
 
     def _build_stages(self, device: str | None) -> list[Stage | None]:
         """Returns the server's function of each level, None where it has none."""
@@ -196,19 +197,19 @@ class _Given:
         self._part, self._type_spec, self._name = part, type_spec, name
         self.num_clients = len(part)
 
-    def read(self, index: int) -> Flat:
+    def read(self, index: int) -> Leaves:
         """Returns one client's value."""
         value, name = self._part[index], f"{self._name}[{index}]"
         if isinstance(value, ClientValue):
             value = value.make()
-        return arguments.flatten_value(value, self._type_spec, name)
+        return arguments.flatten_leaves(value, self._type_spec, name)
 
     def get_maker(self, index: int) -> ClientValue | None:
         """Returns what makes a client's value, if nobody has made it."""
         value = self._part[index]
         return value if isinstance(value, ClientValue) else None
 
-    def get(self, index: int) -> Flat | None:
+    def get(self, index: int) -> Leaves | None:
         """Returns one client's value as a result."""
         return self.read(index)
 
@@ -216,11 +217,11 @@ class _Given:
 class _Kept:
     """The clients' values that an earlier pass computed."""
 
-    def __init__(self, column: Sequence[Flat | None]) -> None:
+    def __init__(self, column: Sequence[Leaves | None]) -> None:
         self._column = column
         self.num_clients = len(column)
 
-    def read(self, index: int) -> Flat:
+    def read(self, index: int) -> Leaves:
         """Returns one client's value."""
         flat = self._column[index]
         if flat is None:
@@ -232,6 +233,6 @@ class _Kept:
         del index
         return None
 
-    def get(self, index: int) -> Flat | None:
+    def get(self, index: int) -> Leaves | None:
         """Returns one client's value as a result, None where its work failed."""
         return self._column[index]

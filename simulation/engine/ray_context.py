@@ -18,12 +18,12 @@ from simulation.engine.client_pass import (
     Watch,
 )
 from simulation.engine.cohort_run import ClientError, describe_error, split_cohort
+from simulation.engine.combination import Combination
 from simulation.engine.context import ClientFailure, EngineContext, WatchedRunner
 from simulation.engine.pass_plan import PassPlan
 from simulation.engine.plan import Node, walk
 from simulation.engine.program import Program
 from simulation.engine.ray_cluster import RayCluster, Shipment
-from simulation.engine.stage import Combination
 
 # A cohort is split in so many chunks at most, whatever the cluster: the order of
 # summation, and with it the last bits of sums of floats, follow from the number of

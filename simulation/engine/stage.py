@@ -8,18 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from simulation.engine import (
     devices,
     graph_import,
+    leaf_function,
     local_evaluation,
     single_element,
 )
 from simulation.engine.graph_cut import Flat
 from simulation.engine.graph_import import Value
-from simulation.engine.local_evaluation import Closure
+from simulation.engine.leaf_function import Leaves
 from simulation.engine.lockstep import find_lockstep
+from simulation.engine.pass_plan import is_one_value
 from simulation.engine.plan import Kind, Node, walk
 
 T = TypeVar("T")
@@ -72,7 +73,11 @@ class Stage:
         self._opened = next(iter(opened.values()))[1]
         self._functions = [opened[function][0] for function in self._functions]
         placed = dict(zip(self._functions, slots, strict=True))
-        found = {f: find_lockstep(f, device) for f, device in placed.items()}
+        shared = self._find_shared()
+        found = {
+            function: find_lockstep(function, device, shared=shared)
+            for function, device in placed.items()
+        }
         self._lockstep = [found[function] for function in self._functions]
 
     @property
@@ -88,55 +93,79 @@ class Stage:
             values: Those of the inputs, then the totals.
             slot: Which of the calls that may overlap this one is.
         """
-        return _split(self._functions[slot](*self._flatten(values)), self._sizes)
+        return self.split(self._functions[slot](*self._flatten(values)))
 
-    def run_clients(
-        self, readers: Sequence[Callable[[], Sequence[Flat]]], *, slot: int
-    ) -> list[list[Flat] | Exception]:
-        """Returns the values of the outputs for each client, or what it raised.
+    def read(self, read: Callable[[], Sequence[Leaves]]) -> Leaves | Exception:
+        """Returns what the functions take of a client, or what it raised.
 
         Args:
-            readers: For each client, what returns the values of the inputs.
-            slot: Which of the calls that may overlap this one is.
+            read: Returns the values of the inputs.
         """
-        inputs = [self._read(read) for read in readers]
-        lockstep = self._lockstep[slot]
-        together: dict[int, Flat | None] = {}
-        if lockstep is not None:
-            good = {n: f for n, f in enumerate(inputs) if not isinstance(f, Exception)}
-            outputs = lockstep.run(list(good.values()))
-            together = dict(zip(good, outputs, strict=True))
-        found: list[list[Flat] | Exception] = []
-        for number, flat in enumerate(inputs):
-            result: Flat | Exception | None = together.get(number)
-            if result is None and not isinstance(flat, Exception):
-                result = self._run_one(flat, slot)
-            elif result is None:
-                result = flat
-            if not isinstance(result, Exception):
-                result = _split(result, self._sizes)
-            found.append(result)
-        return found
 
-    def _flatten(self, values: Sequence[Flat]) -> Flat:
-        """Returns what the functions take."""
-        return single_element.flatten_inputs(
-            _join(values), self._leaf_types, self._opened
-        )
-
-    def _read(self, read: Callable[[], Sequence[Flat]]) -> Flat | Exception:
-        """Returns what the functions take of a client."""
-
-        def flatten() -> Flat:
+        def flatten() -> Leaves:
             return self._flatten(read())
 
         return _attempt(flatten)
 
-    def _run_one(self, flat: Flat, slot: int) -> Flat | Exception:
+    def run_clients(
+        self, inputs: Sequence[Leaves | Exception], *, slot: int
+    ) -> list[Leaves | Exception]:
+        """Returns the outputs' leaves for each client, or what it raised.
+
+        Args:
+            inputs: For each client what `read` returns.
+            slot: Which of the calls that may overlap this one is.
+        """
+        lockstep = self._lockstep[slot]
+        together: dict[int, Leaves | None] = {}
+        if lockstep is not None:
+            good = {n: f for n, f in enumerate(inputs) if not isinstance(f, Exception)}
+            ran = lockstep.run(list(good.values()))
+            together = dict(zip(good, ran, strict=True))
+        found: list[Leaves | Exception] = []
+        for number, flat in enumerate(inputs):
+            outputs = together.get(number)
+            if outputs is not None:
+                found.append(outputs)
+            elif isinstance(flat, Exception):
+                found.append(flat)
+            else:
+                found.append(self._run_one(flat, slot))
+        return found
+
+    def split(self, leaves: Leaves, *, first: int = 0) -> list[Flat]:
+        """Returns the values of the outputs, from the `first` one on."""
+        start = sum(self._sizes[:first])
+        return leaf_function.split(leaves[start:], self._sizes[first:])
+
+    def _find_shared(self) -> frozenset[int]:
+        """Returns which inputs of the functions are the same for all clients."""
+        nodes = [*self.inputs, *self.totals]
+        is_shared = [
+            node.kind is Kind.BROADCAST or is_one_value(node)
+            for node, kind in zip(nodes, self._types, strict=True)
+            for _ in graph_import.list_leaf_types(kind)
+        ]
+        found: list[bool] = []
+        for index, (shared, leaf) in enumerate(
+            zip(is_shared, self._leaf_types, strict=True)
+        ):
+            is_opened = index in self._opened
+            parts = graph_import.list_leaf_types(leaf.element) if is_opened else [leaf]
+            found += [shared] * len(parts)
+        return frozenset(index for index, shared in enumerate(found) if shared)
+
+    def _flatten(self, values: Sequence[Leaves]) -> Leaves:
+        """Returns what the functions take."""
+        return single_element.flatten_inputs(
+            leaf_function.join(values), self._leaf_types, self._opened
+        )
+
+    def _run_one(self, flat: Leaves, slot: int) -> Flat | Exception:
         """Runs a client alone."""
 
         def run() -> Flat:
-            return self._functions[slot](*flat)
+            return self._functions[slot](*map(tf.convert_to_tensor, flat))
 
         return _attempt(run)
 
@@ -144,7 +173,7 @@ class Stage:
         types = self._types
 
         def compute(*tensors: tf.Tensor) -> Flat:
-            values = _unflatten_all(types, tensors)
+            values = leaf_function.unflatten(types, tensors)
             split = len(self.inputs)
             known = dict(zip(self.inputs, values[:split], strict=True))
             totals = dict(zip(self.totals, values[split:], strict=True))
@@ -155,46 +184,7 @@ class Stage:
                 for tensor in graph_import.flatten(evaluator.compute(node))
             ]
 
-        return _build_function(compute, types, device)
-
-
-class Combination:
-    """One step of several aggregates: a client's values, or other totals, are added."""
-
-    def __init__(
-        self, aggregates: Sequence[Node], *, device: str | None, merges: bool
-    ) -> None:
-        """Builds the graph.
-
-        Args:
-            aggregates: The aggregates.
-            device: The device, None for TensorFlow's choice.
-            merges: Whether totals are added, not a client's values.
-        """
-        self._sizes = [
-            len(graph_import.list_leaf_types(node.inputs[1].type_spec))
-            for node in aggregates
-        ]
-        total_types = [node.inputs[1].type_spec for node in aggregates]
-        value_types = [node.inputs[0].type_spec for node in aggregates]
-        types = [*total_types, *(total_types if merges else value_types)]
-
-        def combine(*tensors: tf.Tensor) -> Flat:
-            values = _unflatten_all(types, tensors)
-            pairs = zip(
-                values[: len(aggregates)], values[len(aggregates) :], strict=True
-            )
-            results = [
-                local_evaluation.call(node.payload[merges], pair)
-                for node, pair in zip(aggregates, pairs, strict=True)
-            ]
-            return [t for result in results for t in graph_import.flatten(result)]
-
-        self._function = _build_function(combine, types, device)
-
-    def combine(self, totals: Sequence[Flat], values: Sequence[Flat]) -> list[Flat]:
-        """Returns the totals with values added."""
-        return _split(self._function(*_join([*totals, *values])), self._sizes)
+        return leaf_function.build(compute, types, device)
 
 
 def _attempt(run: Callable[[], T]) -> T | Exception:
@@ -205,53 +195,6 @@ def _attempt(run: Callable[[], T]) -> T | Exception:
         return error
     except SystemExit as error:
         return RuntimeError(f"it asked to exit with {error.code!r}")
-
-
-def _join(values: Sequence[Flat]) -> Flat:
-    return [tensor for value in values for tensor in value]
-
-
-def _split(tensors: Flat, sizes: Sequence[int]) -> list[Flat]:
-    """Returns the tensors in runs of these sizes."""
-    remaining = iter(tensors)
-    return [[next(remaining) for _ in range(size)] for size in sizes]
-
-
-def _unflatten_all(
-    types: Sequence[tff.Type], tensors: Sequence[tf.Tensor]
-) -> list[Value]:
-    remaining = iter(tensors)
-
-    def take(leaf: tff.Type) -> tf.Tensor:
-        tensor = next(remaining)
-        if isinstance(leaf, tff.SequenceType):
-            return graph_import.tame_sequence(tensor, leaf)
-        return tensor
-
-    return [
-        graph_import.unflatten(
-            kind, [take(leaf) for leaf in graph_import.list_leaf_types(kind)]
-        )
-        for kind in types
-    ]
-
-
-def _build_function(
-    compute: Callable[..., Flat], types: Sequence[tff.Type], device: str | None
-) -> Callable[..., Flat]:
-    """Returns a compiled function of the leaves of these types."""
-    specs = [
-        graph_import.build_tensor_spec(leaf)
-        for type_spec in types
-        for leaf in graph_import.list_leaf_types(type_spec)
-    ]
-
-    def place(*tensors: tf.Tensor) -> Flat:
-        with tf.device(device):
-            return compute(*tensors)
-
-    # Not tf.function: it would run stateful ops that no output needs, and order them.
-    return tf.compat.v1.wrap_function(place, specs)
 
 
 class _Evaluator:
@@ -286,13 +229,4 @@ class _Evaluator:
 
 
 def _has_state(node: Node) -> bool:
-    if node.kind is not Kind.APPLY:
-        return False
-    function = node.payload
-    return local_evaluation.holds(
-        function.block if isinstance(function, Closure) else function,
-        lambda block: (
-            isinstance(block, tff.framework.CompiledComputation)
-            and graph_import.has_state(block)
-        ),
-    )
+    return node.kind is Kind.APPLY and local_evaluation.has_state(node.payload)
