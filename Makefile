@@ -51,6 +51,7 @@ bench: $(STAMP) ## Time the operations, the engine, its scale and its data, as r
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.data
+	$(BIN)/python -m benchmarks.centaur
 
 env: $(STAMP) ## Build .venv from the lock and do nothing else
 

@@ -48,6 +48,10 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     delattr(values, "clients_per_round")
     for name, value in _DEFAULTS.items():
         values.set_default(name, value)
+    values["client_epochs"].help = (
+        "a client's epochs of what it sends the change of, in a round; ppsgd makes one "
+        "(paper: one step) whatever is given here, as published"
+    )
     flags.DEFINE_enum(
         "method",
         "centaur",

@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 
 from centaur import algorithms
 from centaur.algorithms import HeadState, PpsgdMode
+from centaur.learning import build_centaur
 from centaur.local_training import Phase
 from centaur.split_model import SplitModel, build_split_model
 from distributed_dp import NoPrivacyFactory
@@ -213,14 +214,24 @@ def build_process(
     case, *, stackable=False, factory=None, initial_weights=INITIAL, **options
 ):
     algorithm = case.build_algorithm(stackable=stackable)
+    factory = factory or build_factory(case.clip)
+    options |= {
+        "client_optimizer": build_sgd(case.shared["lr"], case.shared["momentum"]),
+        "server_optimizer": build_sgd(SERVER_LR, 0.0),
+        "initial_weights": initial_weights,
+    }
+    if case.kind in ("client", "refit") and "carried_seeds" not in options:
+        return build_centaur(
+            algorithm.split,
+            factory,
+            head=build_phase(case.head),
+            shared_epochs=case.shared["epochs"],
+            weight_decay=case.shared["decay"],
+            head_state=HeadState(case.kind),
+            **options,
+        )
     return learning.build_learning_process(
-        algorithm.split.model,
-        factory or build_factory(case.clip),
-        algorithm,
-        client_optimizer=build_sgd(case.shared["lr"], case.shared["momentum"]),
-        server_optimizer=build_sgd(SERVER_LR, 0.0),
-        initial_weights=initial_weights,
-        **options,
+        algorithm.split.model, factory, algorithm, **options
     )
 
 
