@@ -7,9 +7,7 @@ exact function of private data, which no epsilon covers: it is for the simulatio
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -18,16 +16,29 @@ import tensorflow_federated as tff
 from distributed_dp.clipping import clip_by_l2_norm, compute_l2_norm
 from distributed_dp.update_layout import NoiseSeeds, UpdateLayout
 
-_INNER, _MEASURED = "aggregator", "updates"
-# A part of an update, as measured: of all, the representation and the head.
-_PARTS = ("whole", "representation", "head")
+MEASURED = "updates"
+PARTS = ("whole", "representation", "head")
+"""A part of an update, as measured; no head where none is sent."""
 
 
 class MeasuringFactory(tff.aggregators.UnweightedAggregationFactory):
     """Another factory, with measurements of the updates that go into it.
 
-    Guarantees: state and result are the other factory's. Measurements are the other's
-    under "aggregator", and sums over clients under "updates": `compute_row` reads them.
+    Guarantees: state and result are the other factory's, and so are the measurements,
+    beside which there are under "updates":
+
+    - num_clients: those that reported;
+    - fraction_clipped: the part of them whose update was clipped;
+    - for each of PARTS a structure of
+        - mean_norm: the mean norm over clients, before the clip;
+        - clipped_norm: the same after the clip of whole updates;
+        - agreement: the norm of the sum of clipped updates over the sum of their norms:
+          1 where all clients want the same, about 1 / sqrt(clients) where they want
+          unrelated things;
+        - signal_to_noise: the norm of the mean clipped update over the root mean square
+          norm of the noise in the mean; inf without noise.
+
+    What is divided by a number of clients, or by their norms, is NaN where it is 0.
     """
 
     def __init__(
@@ -35,6 +46,7 @@ class MeasuringFactory(tff.aggregators.UnweightedAggregationFactory):
         inner: tff.aggregators.UnweightedAggregationFactory,
         *,
         l2_clip: float | None,
+        central_stddev: float,
         num_representation_weights: int,
     ):
         """Initialises the factory.
@@ -42,11 +54,17 @@ class MeasuringFactory(tff.aggregators.UnweightedAggregationFactory):
         Args:
             inner: The other factory, for values with carried seeds.
             l2_clip: Its clip; None for none.
+            central_stddev: The standard deviation of the noise in the sum, per
+                coordinate; 0 without noise.
             num_representation_weights: How many of the first arrays of an update are
                 the representation; the others are a head.
         """
         if l2_clip is not None and not 0 < l2_clip < math.inf:
             raise ValueError(f"`l2_clip` must be positive. Found {l2_clip!r}.")
+        if not 0 <= central_stddev < math.inf:
+            raise ValueError(
+                f"`central_stddev` must be finite and >= 0. Found {central_stddev!r}."
+            )
         if num_representation_weights < 1:
             raise ValueError(
                 "`num_representation_weights` must be >= 1. Found "
@@ -54,6 +72,7 @@ class MeasuringFactory(tff.aggregators.UnweightedAggregationFactory):
             )
         self._inner = inner
         self._l2_clip = l2_clip
+        self._central_stddev = central_stddev
         self._num_representation_weights = num_representation_weights
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
@@ -69,14 +88,13 @@ class MeasuringFactory(tff.aggregators.UnweightedAggregationFactory):
         def measure_fn(value: Any) -> Any:
             return _measure(layout.flatten(value[0]), size, self._l2_clip)
 
-        @tff.tensorflow.computation(measure_fn.type_signature.result)
-        def finish_fn(sums: Any) -> Any:
-            found = collections.OrderedDict(
-                (name, value) for name, value in sums.items() if name != "clipped"
-            )
-            for name, part in _divide(sums["clipped"], size).items():
-                norm = tf.cast(tf.squeeze(compute_l2_norm(part), -1), tf.float32)
-                found[f"norm_of_clipped_sum_{name}"] = norm
+        @tff.tensorflow.computation(
+            inner.next.type_signature.result.measurements.member,
+            measure_fn.type_signature.result,
+        )
+        def finish_fn(measurements: Any, sums: Any) -> Any:
+            found = collections.OrderedDict(measurements)
+            found[MEASURED] = _finish(sums, size, self._central_stddev)
             return found
 
         @tff.federated_computation(
@@ -86,101 +104,12 @@ class MeasuringFactory(tff.aggregators.UnweightedAggregationFactory):
         def next_fn(state: Any, value: Any) -> Any:
             output = inner.next(state, value)
             sums = tff.federated_sum(tff.federated_map(measure_fn, value))
-            measured = tff.federated_zip(
-                collections.OrderedDict(
-                    [
-                        (_INNER, output.measurements),
-                        (_MEASURED, tff.federated_map(finish_fn, sums)),
-                    ]
-                )
-            )
+            measured = tff.federated_map(finish_fn, (output.measurements, sums))
             return tff.templates.MeasuredProcessOutput(
                 output.state, output.result, measured
             )
 
         return tff.templates.AggregationProcess(inner.initialize, next_fn)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PartRow:
-    """A part of the updates of one round.
-
-    Attributes:
-        mean_norm: The mean norm over clients, before the clip.
-        clipped_norm: The same after the clip of whole updates.
-        agreement: The norm of the sum of clipped updates over the sum of their norms:
-            1 where all clients want the same, about 1 / sqrt(clients) where they want
-            unrelated things; NaN where nobody wants anything.
-        signal_to_noise: The norm of the mean clipped update over the root mean square
-            norm of the noise in the mean; inf without noise.
-    """
-
-    mean_norm: float
-    clipped_norm: float
-    agreement: float
-    signal_to_noise: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """The updates of one round.
-
-    Attributes:
-        num_clients: Clients that reported.
-        fraction_clipped: The part of them whose update was clipped; NaN for no client.
-        whole: Of the whole updates.
-        representation: Of the representation in them.
-        head: Of the head in them; None where no head is sent.
-    """
-
-    num_clients: int
-    fraction_clipped: float
-    whole: PartRow
-    representation: PartRow
-    head: PartRow | None
-
-
-def compute_row(
-    measurements: Mapping[str, Any],
-    *,
-    central_stddev: float,
-    num_representation: int,
-    num_head: int,
-) -> Row:
-    """Returns a round's row, of what `MeasuringFactory` measured.
-
-    Args:
-        measurements: All that the aggregation measured.
-        central_stddev: The standard deviation of the sum's noise, per coordinate.
-        num_representation: The numbers of the representation in an update.
-        num_head: Those of the head; 0 where none is sent.
-    """
-    sums = {name: float(value) for name, value in measurements[_MEASURED].items()}
-    count = sums["count"]
-    dims = (num_representation + num_head, num_representation, num_head)
-
-    def build(name: str, dim: int) -> PartRow:
-        signal = sums[f"norm_of_clipped_sum_{name}"]
-        noise = central_stddev * math.sqrt(dim)
-        clipped = sums[f"clipped_norm_{name}"]
-        return PartRow(
-            mean_norm=_divide_numbers(sums[f"norm_{name}"], count),
-            clipped_norm=_divide_numbers(clipped, count),
-            agreement=_divide_numbers(signal, clipped),
-            # Both are divided by the expected cohort to make a mean.
-            signal_to_noise=signal / noise if noise else math.inf,
-        )
-
-    whole, representation, head = (
-        build(name, dim) for name, dim in zip(_PARTS, dims, strict=True)
-    )
-    return Row(
-        num_clients=round(count),
-        fraction_clipped=_divide_numbers(sums["num_clipped"], count),
-        whole=whole,
-        representation=representation,
-        head=head if num_head else None,
-    )
 
 
 def _measure(vector: tf.Tensor, size: int, l2_clip: float | None) -> Any:
@@ -191,19 +120,45 @@ def _measure(vector: tf.Tensor, size: int, l2_clip: float | None) -> Any:
     if l2_clip is not None:
         clipped, norm = clip_by_l2_norm(vector, l2_clip)
         is_clipped = tf.cast(tf.squeeze(norm, -1) > l2_clip, tf.float32)
-    found = collections.OrderedDict(count=tf.constant(1.0), num_clipped=is_clipped)
-    for prefix, of in (("norm", vector), ("clipped_norm", clipped)):
-        for name, part in _divide(of, size).items():
-            norm = tf.cast(tf.squeeze(compute_l2_norm(part), -1), tf.float32)
-            found[f"{prefix}_{name}"] = norm
-    found["clipped"] = clipped
+    return collections.OrderedDict(
+        count=tf.constant(1.0),
+        num_clipped=is_clipped,
+        norms=_compute_norms(vector, size),
+        clipped_norms=_compute_norms(clipped, size),
+        clipped=clipped,
+    )
+
+
+def _finish(sums: Any, size: int, central_stddev: float) -> Any:
+    """Returns the measurements, of the sums over clients."""
+    found: Any = collections.OrderedDict(
+        num_clients=sums["count"],
+        fraction_clipped=sums["num_clipped"] / sums["count"],
+    )
+    signals = _compute_norms(sums["clipped"], size)
+    dims = dict(zip(PARTS, _divide(sums["clipped"], size), strict=False))
+    for name, signal in signals.items():
+        clipped = sums["clipped_norms"][name]
+        noise = central_stddev * math.sqrt(dims[name].shape[-1])
+        found[name] = collections.OrderedDict(
+            mean_norm=sums["norms"][name] / sums["count"],
+            clipped_norm=clipped / sums["count"],
+            agreement=signal / clipped,
+            # Both are divided by the expected cohort to make a mean.
+            signal_to_noise=signal / noise if noise else tf.constant(math.inf),
+        )
     return found
 
 
-def _divide(vector: tf.Tensor, size: int) -> dict[str, tf.Tensor]:
-    """Returns the whole vector, and its two parts, of which one may be empty."""
-    return dict(zip(_PARTS, (vector, vector[:size], vector[size:]), strict=True))
+def _compute_norms(vector: tf.Tensor, size: int) -> Any:
+    """Returns the norms of the parts, by name."""
+    return collections.OrderedDict(
+        (name, tf.cast(tf.squeeze(compute_l2_norm(part), -1), tf.float32))
+        for name, part in zip(PARTS, _divide(vector, size), strict=False)
+    )
 
 
-def _divide_numbers(a: float, b: float) -> float:
-    return a / b if b else math.nan
+def _divide(vector: tf.Tensor, size: int) -> list[tf.Tensor]:
+    """Returns the whole vector, its representation, and the head if there is one."""
+    parts = [vector, vector[:size]]
+    return parts if vector.shape[-1] == size else [*parts, vector[size:]]

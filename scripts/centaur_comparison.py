@@ -126,23 +126,15 @@ def _find(config: ComparisonConfig, stamp: Stamp, execute: Execute) -> Findings:
 
         choices = _choose_all(config, make)
         outcomes = _report_all(config, choices, make)
-    findings = Findings(
+        diagnoses = _diagnose_all(config, choices, make)
+    return Findings(
         config=config,
         stamp=stamp,
         choices=tuple(choices.values()),
         outcomes=tuple(outcomes),
         comparisons=tuple(compare_all(config, outcomes)),
+        diagnoses=tuple(diagnoses),
     )
-    if not config.diagnose:
-        return findings
-    chosen = {
-        method: choices[method, config.get_tuned_epsilon(method, config.shown_epsilon)]
-        for method in config.method_kinds
-    }
-    diagnoses = centaur_comparison_diagnosis.diagnose_all(
-        config, {method: choice.point for method, choice in chosen.items()}
-    )
-    return dataclasses.replace(findings, diagnoses=tuple(diagnoses))
 
 
 @contextlib.contextmanager
@@ -168,7 +160,7 @@ def _write(findings: Findings) -> list[pathlib.Path]:
 
 def count_runs(config: ComparisonConfig) -> int:
     """Returns how many runs a comparison has."""
-    count = 0
+    count = len(centaur_comparison_diagnosis.list_methods(config))
     for method in config.method_kinds:
         epsilons = _list_epsilons(config, method)
         count += len(epsilons) * len(config.seeds)
@@ -423,6 +415,23 @@ def _report_all(
         centaur_comparison_runs.read_outcome(config.folder / one.name, one)
         for one in runs
     ]
+
+
+def _diagnose_all(
+    config: ComparisonConfig,
+    choices: Mapping[tuple[Method, float | None], Choice],
+    make: Callable[[Sequence[Run]], None],
+) -> list[centaur_comparison_diagnosis.Diagnosis]:
+    """Returns what was measured of one run of each method that is measured."""
+    chosen = {
+        method: choices[method, config.get_tuned_epsilon(method, config.shown_epsilon)]
+        for method in config.method_kinds
+    }
+    runs = centaur_comparison_diagnosis.plan_runs(
+        config, {method: choice.point for method, choice in chosen.items()}
+    )
+    make(runs)
+    return [centaur_comparison_diagnosis.read(config.folder, one) for one in runs]
 
 
 def _list_epsilons(config: ComparisonConfig, method: Method) -> Sequence[float | None]:

@@ -29,6 +29,7 @@ class Run:
         seed: Its root seed.
         point: Its settings.
         is_trial: Whether it is one that settings are chosen by.
+        measures: Whether it is one that is made once more, to measure what is sent.
     """
 
     method: Method
@@ -36,6 +37,7 @@ class Run:
     seed: int
     point: Point
     is_trial: bool = False
+    measures: bool = False
 
     @property
     def is_private(self) -> bool:
@@ -45,7 +47,8 @@ class Run:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        parts = ["tuning"] * self.is_trial + [self.method.value]
+        parts = ["tuning"] * self.is_trial + ["diagnosis"] * self.measures
+        parts.append(self.method.value)
         if self.epsilon is not None:
             parts.append(f"epsilon{self.epsilon:g}")
         parts += [f"{name}{value:g}" for name, value in self.point.items()]
@@ -60,6 +63,7 @@ class ComparisonConfig(CentaurConfig):
     method: str = dataclasses.field(init=False, default=Method.CENTAUR.value)
     epsilon: float = dataclasses.field(init=False, default=1.0)
     seed: int | None = dataclasses.field(init=False, default=None)
+    measure_updates: bool = dataclasses.field(init=False, default=False)
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     tuning_seed: int
@@ -111,11 +115,8 @@ class ComparisonConfig(CentaurConfig):
                 "`diagnostics` must be on and `compare_central` off in a comparison. "
                 f"Found {self.diagnostics!r} and {self.compare_central!r}."
             )
-        if self.diagnose and (self.adaptive_clip or self.client_failure != "raise"):
-            raise ValueError(
-                "`diagnose` must be off with `adaptive_clip`, and where clients may "
-                f"fail. Found {self.diagnose!r}."
-            )
+        if self.diagnose and self.adaptive_clip:
+            raise ValueError("`diagnose` must be off with `adaptive_clip`. Found True.")
         self._check_grids()
 
     @property
@@ -229,6 +230,7 @@ class ComparisonConfig(CentaurConfig):
             method=run.method.value,
             epsilon=run.epsilon if run.is_private else self.epsilon,
             seed=run.seed,
+            measure_updates=run.measures,
             output_root=str(self.folder),
             experiment=run.name,
         )
@@ -237,7 +239,7 @@ class ComparisonConfig(CentaurConfig):
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields that decide the result."""
         values = super().to_dict()
-        del values["method"], values["epsilon"]
+        del values["method"], values["epsilon"], values["measure_updates"]
         return values
 
     def list_common(self) -> dict[str, Any]:

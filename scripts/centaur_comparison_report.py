@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scripts import centaur_comparison_diagnosis as diagnosis
+from centaur.diagnosis import PARTS
 from scripts.centaur_comparison_config import ComparisonConfig, Point
 from scripts.centaur_comparison_runs import Outcome, Stamp
 from scripts.centaur_config import Method
@@ -19,6 +19,7 @@ from simulation import plot
 
 if TYPE_CHECKING:
     from scripts.centaur_comparison import Choice, Comparison, Findings
+    from scripts.centaur_comparison_diagnosis import Diagnosis
 
 _WIDTH = 88
 _UNTUNED = "not the tuning"
@@ -167,7 +168,7 @@ def _describe_pair(one: Comparison) -> str:
     )
 
 
-def _describe_diagnoses(diagnoses: Sequence[diagnosis.Diagnosis]) -> str:
+def _describe_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
     """Returns the means over rounds, of the whole update and of its parts."""
     first = diagnoses[0].run
     lines = [
@@ -178,19 +179,18 @@ def _describe_diagnoses(diagnoses: Sequence[diagnosis.Diagnosis]) -> str:
     ]
     for one in diagnoses:
         means = one.average()
-        ends = [diagnosis.flatten(one.rows[index]) for index in (0, -1)]
-        for part in ("whole", "representation", "head"):
-            if math.isnan(means[f"{part}_mean_norm"]):
+        for part in PARTS:
+            if f"{part}/mean_norm" not in means:
                 lines.append(f"  {'':<16}{part:<16}{'not sent':>9}")
                 continue
-            name = f"{part}_signal_to_noise"
+            name = f"{part}/signal_to_noise"
             title = one.run.method.title if part == "whole" else ""
             share = f"{means['fraction_clipped']:.3f}" if part == "whole" else ""
             lines.append(
-                f"  {title:<16}{part:<16}{means[f'{part}_mean_norm']:>9.4f}"
-                f"{means[f'{part}_clipped_norm']:>12.4f}{share:>9}"
-                f"{means[f'{part}_agreement']:>11.3f}{means[name]:>14.3f}"
-                f"{ends[0][name]:>13.3f}{ends[1][name]:>8.3f}"
+                f"  {title:<16}{part:<16}{means[f'{part}/mean_norm']:>9.4f}"
+                f"{means[f'{part}/clipped_norm']:>12.4f}{share:>9}"
+                f"{means[f'{part}/agreement']:>11.3f}{means[name]:>14.3f}"
+                f"{one.rows[0][name]:>13.3f}{one.rows[-1][name]:>8.3f}"
             )
     lines += [
         "  agreement: the norm of the sum of clipped updates over the sum of their "

@@ -169,7 +169,7 @@ def read_outcome(folder: pathlib.Path, run: Run) -> Outcome:
     metric, summary = results["metric"], _get_summary(results, run)
     test = summary["test_users_own_models"][metric]
     statement = summary["privacy"][0] if summary["privacy"] else None
-    rows = table.Table.from_csv((folder / _METRICS_NAME).read_text(encoding="utf-8"))
+    rows = read_metrics(folder)
     epsilon = None if run.epsilon is None else math.inf
     return Outcome(
         run=run,
@@ -186,6 +186,17 @@ def read_outcome(folder: pathlib.Path, run: Run) -> Outcome:
         mean_norm=None if run.epsilon is None else _average(rows, "mean_norm"),
         curve=_read_curve(rows, f"validation_{metric}"),
     )
+
+
+def read_metrics(folder: pathlib.Path) -> table.Table:
+    """Returns the table of a run's rounds.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
+    with process.user_errors(OSError):
+        text = (folder / _METRICS_NAME).read_text(encoding="utf-8")
+    return table.Table.from_csv(text)
 
 
 def _read_results(folder: pathlib.Path) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class CentaurConfig(TrainingConfig):
     pmtl_lambda: float
     ppsgd_head_lr: float | None
     stand_alone_epochs: int
+    measure_updates: bool
 
     def __post_init__(self) -> None:
         if self.task == "digits" and self.partition is None:
@@ -119,6 +120,11 @@ class CentaurConfig(TrainingConfig):
             raise ValueError(
                 "`eval_examples` must be unset: every client's own model is tested on "
                 f"its whole test part. Found {self.eval_examples!r}."
+            )
+        if self.measure_updates and (self.adaptive_clip or not self.keeps_diagnostics):
+            raise ValueError(
+                "`measure_updates` must be off with `adaptive_clip`, and with "
+                "`diagnostics` off. Found True."
             )
         self._check_own_fields()
         self._check_sampler()

@@ -1,19 +1,22 @@
 """One run of run_centaur: distributed_training's, with a model for each client."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import tensorflow_federated as tff
 
 from centaur import algorithms, personal_data
+from centaur.diagnosis import MeasuringFactory
 from centaur.local_training import Phase
 from centaur.personal_evaluation import PersonalEvaluation, PersonalEvaluator
 from centaur.split_model import SplitModel, build_split_model
 from scripts import distributed_training
 from scripts.centaur_config import CentaurConfig, Method
 from scripts.distributed_training import ProgramParts
+from scripts.mechanism_plan import MechanismPlan
 from scripts.training_config import TrainingConfig
-from simulation import cohort, seeds, training
+from simulation import cohort, learning, seeds, training
 from simulation.model import Model
 from simulation.tasks.task import Task
 
@@ -67,6 +70,9 @@ def _build_parts(
     is_federated = config.method_kind is not Method.STAND_ALONE
     return ProgramParts(
         algorithm=algorithm,
+        wrap_factory=functools.partial(_measure_updates, split)
+        if config.measure_updates
+        else None,
         lines=_describe(config, algorithm, split),
         caveats=(*_CAVEATS, *([_HEAD_CAVEAT] if is_federated else [])),
         task=dataclasses.replace(
@@ -83,6 +89,19 @@ def _build_parts(
             test=data.test,
             names=("loss", *model.metrics),
         ),
+    )
+
+
+def _measure_updates(
+    split: SplitModel, plan: MechanismPlan
+) -> learning.AggregationFactory:
+    """Returns the mechanism's factory, with measurements of the updates."""
+    parameters = plan.parameters
+    return MeasuringFactory(
+        plan.factory,
+        l2_clip=None if parameters is None else parameters.l2_clip,
+        central_stddev=0.0 if parameters is None else parameters.central_stddev,
+        num_representation_weights=split.num_representation_weights,
     )
 
 

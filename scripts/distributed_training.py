@@ -91,6 +91,7 @@ class ProgramParts:
     Attributes:
         algorithm: What clients do, keep and send.
         wrap_finalizer: What goes around the server's step, or None.
+        wrap_factory: Makes a plan's factory another one; None leaves it as it is.
         lines: More of the first lines, by their names.
         client_privacy: What clients have by noise of their own, or None.
         caveats: What a mechanism's epsilon does not cover, beyond what it says itself.
@@ -100,6 +101,7 @@ class ProgramParts:
 
     algorithm: FederatedAveraging
     wrap_finalizer: learning.WrapFinalizer | None = None
+    wrap_factory: Callable[[MechanismPlan], learning.AggregationFactory] | None = None
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
     client_privacy: ClientPrivacy | None = None
     caveats: Sequence[str] = ()
@@ -235,7 +237,7 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         batch_size=config.batch_size,
         num_epochs=config.epochs_per_round,
     )
-    cohorts = build_cohorts(config, task, root)
+    cohorts = _build_cohorts(config, task, root)
     parts = program.build_parts(config, task, model, cohorts, root)
     task = parts.task or task
     plans = build_plans(
@@ -318,8 +320,8 @@ def _build_training(planned: _Run, plan: MechanismPlan) -> training.Training:
 
 
 def _build_process(planned: _Run, plan: MechanismPlan) -> Any:
-    config = planned.config
-    factory = plan.factory
+    config, wrap = planned.config, planned.parts.wrap_factory
+    factory = plan.factory if wrap is None else wrap(plan)
     if config.client_weighting == "examples":
         factory = tff.aggregators.MeanFactory()
     return learning.build_learning_process(
@@ -336,7 +338,7 @@ def _build_process(planned: _Run, plan: MechanismPlan) -> Any:
     )
 
 
-def build_cohorts(
+def _build_cohorts(
     config: TrainingConfig, task: Task, root: seeds.RootSeed
 ) -> cohort.CohortSampler:
     """Returns who joins which round: drawn by the sampler that is accounted for."""

@@ -27,7 +27,13 @@ from simulation import ledger, seeds, table
 REFERENCE_DELTA = 1e-5
 # What changes nothing that is released: the same noise then gives the same release.
 _WITHOUT_EFFECT = frozenset(
-    {"compare_central", "eval_every", "eval_examples", "checkpoint_every"}
+    {
+        "compare_central",
+        "eval_every",
+        "eval_examples",
+        "checkpoint_every",
+        "measure_updates",
+    }
 )
 SEEDED_NOTE = (
     "this run has a root seed, which stands in config.json: no epsilon holds against "

@@ -93,6 +93,13 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "part of a client's training examples that settings are chosen by",
         flag_values=values,
     )
+    flags.DEFINE_bool(
+        "measure_updates",
+        False,
+        "measure what clients send, in metrics.csv: norms of its parts, how far "
+        "clients agree, signal to noise; exact functions of private data",
+        flag_values=values,
+    )
     _define_head_flags(values)
     # --help lists what the main module declares.
     for name in [*(set(values) - before), "flagfile"]:

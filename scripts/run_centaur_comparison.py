@@ -29,7 +29,7 @@ from simulation import process
 _NAME = "run_centaur_comparison"
 # Where this program's defaults differ from run_centaur's.
 _DEFAULTS = {"checkpoint_every": 10}
-_REPLACED = ("seed", "method", "epsilon")
+_REPLACED = ("seed", "method", "epsilon", "measure_updates")
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:

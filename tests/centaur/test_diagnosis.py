@@ -1,13 +1,12 @@
 """Tests for the measuring factory: three clients by hand, and what it leaves alone."""
 
-import collections
 import math
 
 import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from centaur.diagnosis import MeasuringFactory, compute_row
+from centaur.diagnosis import MeasuringFactory
 from distributed_dp.accounting import CohortScheme, GaussianParameters, Sampling
 from distributed_dp.central_gaussian_factory import CentralGaussianFactory
 from distributed_dp.no_privacy_factory import NoPrivacyFactory
@@ -50,106 +49,109 @@ def run(factory, vectors=VECTORS):
         return process.next(process.initialize(), build_clients(vectors))
 
 
-def build_row(output, stddev=STDDEV, num_head=1):
-    return compute_row(
-        output.measurements,
-        central_stddev=stddev,
-        num_representation=4 - num_head,
-        num_head=num_head,
-    )
+def measure(factory, vectors=VECTORS):
+    return run(factory, vectors).measurements["updates"]
 
 
 class TestClients:
     @pytest.fixture(scope="class")
     def output(self):
         factory = MeasuringFactory(
-            build_gaussian(), l2_clip=CLIP, num_representation_weights=2
+            build_gaussian(),
+            l2_clip=CLIP,
+            central_stddev=STDDEV,
+            num_representation_weights=2,
         )
         return run(factory)
 
     def test_norms_by_part(self, output):
-        row = build_row(output)
-        assert row.num_clients == 3
+        found = output.measurements["updates"]
+        assert found["num_clients"] == 3
         # At the clip is not above it.
-        assert row.fraction_clipped == pytest.approx(1 / 3)
-        assert row.whole.mean_norm == pytest.approx((5 + 10 + 1) / 3)
-        assert row.representation.mean_norm == pytest.approx((3 + 6 + 0) / 3)
-        assert row.head.mean_norm == pytest.approx((4 + 8 + 1) / 3)
-        assert row.whole.clipped_norm == pytest.approx((5 + 5 + 1) / 3)
+        assert found["fraction_clipped"] == pytest.approx(1 / 3)
+        whole, head = found["whole"], found["head"]
+        representation = found["representation"]
+        assert whole["mean_norm"] == pytest.approx((5 + 10 + 1) / 3)
+        assert representation["mean_norm"] == pytest.approx((3 + 6 + 0) / 3)
+        assert head["mean_norm"] == pytest.approx((4 + 8 + 1) / 3)
+        assert whole["clipped_norm"] == pytest.approx((5 + 5 + 1) / 3)
         # The whole update is clipped, not its parts.
-        assert row.representation.clipped_norm == pytest.approx((3 + 3 + 0) / 3)
-        assert row.head.clipped_norm == pytest.approx((4 + 4 + 1) / 3)
+        assert representation["clipped_norm"] == pytest.approx((3 + 3 + 0) / 3)
+        assert head["clipped_norm"] == pytest.approx((4 + 4 + 1) / 3)
 
     def test_signal_and_agreement(self, output):
         """The clipped ones add up to (3, 0, 3, 7)."""
-        row, representation = build_row(output), math.hypot(3, 3)
+        found, representation = output.measurements["updates"], math.hypot(3, 3)
         whole = math.sqrt(9 + 9 + 49)
-        noise = {"whole": STDDEV * 2, "head": STDDEV}
-        assert row.whole.signal_to_noise == pytest.approx(whole / noise["whole"])
-        assert row.head.signal_to_noise == pytest.approx(7 / noise["head"])
-        assert row.representation.signal_to_noise == pytest.approx(
-            representation / (STDDEV * math.sqrt(3))
-        )
-        assert row.whole.agreement == pytest.approx(whole / 11)
-        assert row.representation.agreement == pytest.approx(representation / 6)
-        assert row.head.agreement == pytest.approx(7 / 9)
+        for part, signal, dim, total in (
+            ("whole", whole, 4, 11),
+            ("representation", representation, 3, 6),
+            ("head", 7, 1, 9),
+        ):
+            noise = STDDEV * math.sqrt(dim)
+            ratio = found[part]["signal_to_noise"]
+            assert ratio == pytest.approx(signal / noise, rel=1e-6)
+            assert found[part]["agreement"] == pytest.approx(signal / total, rel=1e-6)
 
     def test_the_other_factory_is_left_as_it_is(self, output):
         alone = run(build_gaussian())
         np.testing.assert_equal(tuple(output.result), tuple(alone.result))
         np.testing.assert_equal(dict(output.state), dict(alone.state))
-        measured = output.measurements["aggregator"]
-        np.testing.assert_equal(dict(measured), dict(alone.measurements))
+        measured = dict(output.measurements)
+        del measured["updates"]
+        np.testing.assert_equal(measured, dict(alone.measurements))
         assert measured["fraction_clipped"] == pytest.approx(1 / 3)
 
 
 class TestOtherwise:
     def test_without_a_clip_and_noise(self):
         inner = NoPrivacyFactory(SCHEME, noise_seeds=NoiseSeeds.CARRIED)
-        row = build_row(
-            run(MeasuringFactory(inner, l2_clip=None, num_representation_weights=2)),
-            stddev=0.0,
+        found = measure(
+            MeasuringFactory(
+                inner, l2_clip=None, central_stddev=0.0, num_representation_weights=2
+            )
         )
-        assert row.fraction_clipped == 0
-        assert row.whole.clipped_norm == row.whole.mean_norm
-        assert row.whole.signal_to_noise == math.inf
+        assert found["fraction_clipped"] == 0
+        assert found["whole"]["clipped_norm"] == found["whole"]["mean_norm"]
+        assert found["whole"]["signal_to_noise"] == math.inf
+
+    def build_without_head(self):
+        return MeasuringFactory(
+            build_gaussian(),
+            l2_clip=CLIP,
+            central_stddev=STDDEV,
+            num_representation_weights=3,
+        )
 
     def test_updates_without_a_head_and_not_finite_ones(self):
-        factory = MeasuringFactory(
-            build_gaussian(), l2_clip=CLIP, num_representation_weights=3
-        )
-        output = run(factory, [*VECTORS, [math.nan, 0, 0, 0]])
-        row = build_row(output, num_head=0)
-        assert row.head is None
-        assert row.representation == row.whole
-        assert row.whole.mean_norm == pytest.approx(16 / 4)
+        vectors = [*VECTORS, [math.nan, 0, 0, 0]]
+        found = measure(self.build_without_head(), vectors)
+        assert "head" not in found
+        assert found["representation"] == found["whole"]
+        assert found["whole"]["mean_norm"] == pytest.approx(16 / 4)
 
     def test_nobody(self):
-        sums = collections.defaultdict(float)
-        names = ["count", "num_clipped"]
-        for part in ("whole", "representation", "head"):
-            names += [f"norm_{part}", f"clipped_norm_{part}"]
-            names.append(f"norm_of_clipped_sum_{part}")
-        row = compute_row(
-            {"updates": {name: sums[name] for name in names}},
-            central_stddev=1.0,
-            num_representation=3,
-            num_head=1,
-        )
-        assert row.num_clients == 0
-        assert math.isnan(row.fraction_clipped) and math.isnan(row.whole.agreement)
-        assert row.whole.signal_to_noise == 0
+        found = measure(self.build_without_head(), [])
+        assert found["num_clients"] == 0
+        assert math.isnan(found["fraction_clipped"])
+        assert math.isnan(found["whole"]["agreement"])
+        assert math.isnan(found["whole"]["mean_norm"])
+        assert found["whole"]["signal_to_noise"] == 0
 
     @pytest.mark.parametrize(
-        ("values", "message"),
+        ("change", "message"),
         [
-            ({"l2_clip": 0.0, "num_representation_weights": 1}, "`l2_clip` must"),
-            (
-                {"l2_clip": 1.0, "num_representation_weights": 0},
-                "`num_representation_weights` must",
-            ),
+            ({"l2_clip": 0.0}, "`l2_clip` must"),
+            ({"central_stddev": -1.0}, "`central_stddev` must"),
+            ({"central_stddev": math.inf}, "`central_stddev` must"),
+            ({"num_representation_weights": 0}, "`num_representation_weights` must"),
         ],
     )
-    def test_what_is_refused(self, values, message):
+    def test_what_is_refused(self, change, message):
+        values = {
+            "l2_clip": 1.0,
+            "central_stddev": 1.0,
+            "num_representation_weights": 1,
+        }
         with pytest.raises(ValueError, match=message):
-            MeasuringFactory(build_gaussian(), **values)
+            MeasuringFactory(build_gaussian(), **(values | change))

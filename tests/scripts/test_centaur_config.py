@@ -116,6 +116,11 @@ BAD_FLAGS = [
         "`client_weighting` must be uniform. Found 'examples'",
     ),
     (["--eval_examples=10"], "`eval_examples` must be unset.*Found 10"),
+    (["--measure_updates", "--diagnostics=off"], "`measure_updates` must be off"),
+    (
+        ["--measure_updates", "--mechanism=ddgauss", "--bits=20", "--adaptive_clip"],
+        "`measure_updates` must be off with `adaptive_clip`",
+    ),
 ]
 # What is found when the data and the model are there.
 BAD_DATA = [
