@@ -31,8 +31,9 @@ def build_centaur(
 
     A client fits its head over features that are computed once, with the representation
     frozen, then trains the representation; the change of that alone is what the
-    aggregator is given. What its noise costs is what it costs under any training: the
-    head is not in what is sent.
+    aggregator is given. What its noise costs is what it costs under any training, with
+    one exception: where clients keep their heads and not all join every round, only
+    Poisson sampling is proven to amplify (docs/privacy.md).
 
     Args:
         split: The model.

@@ -290,7 +290,7 @@ class PersonalEvaluator:
         evaluation: PersonalEvaluation,
         *,
         validation: FederatedData,
-        test: FederatedData,
+        test: FederatedData | None,
         names: Sequence[str],
     ) -> None:
         """Keeps what it needs.
@@ -298,7 +298,7 @@ class PersonalEvaluator:
         Args:
             evaluation: Makes and evaluates the models.
             validation: The clients' validation parts.
-            test: Their test parts.
+            test: Their test parts; None to leave them alone.
             names: The names of the metrics, the loss among them.
         """
         self._evaluation = evaluation
@@ -325,12 +325,12 @@ class PersonalEvaluator:
         self, weights: Arrays, clients: ClientStates, *, num_rounds: int
     ) -> round_evaluation.FinalEvaluation:
         """Returns the metrics on both parts. See `round_evaluation.Evaluator`."""
-        found = self._evaluation(
-            weights, clients, [self._validation, self._test], num_rounds=num_rounds
-        )
-        validation, test = found.metrics
+        held = [self._validation, *([] if self._test is None else [self._test])]
+        found = self._evaluation(weights, clients, held, num_rounds=num_rounds)
+        validation, *tested = found.metrics
+        test = tested[0] if tested else None
         return round_evaluation.FinalEvaluation(
-            final=_average(test),
+            final=None if test is None else _average(test),
             clients=None,
             own_models=test,
             validation=validation,

@@ -64,6 +64,7 @@ class ComparisonConfig(CentaurConfig):
     epsilon: float = dataclasses.field(init=False, default=1.0)
     seed: int | None = dataclasses.field(init=False, default=None)
     measure_updates: bool = dataclasses.field(init=False, default=False)
+    evaluate_test: bool = dataclasses.field(init=False, default=True)
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     tuning_seed: int
@@ -100,6 +101,13 @@ class ComparisonConfig(CentaurConfig):
                 raise ValueError(
                     f"`tuning_epsilon` must be positive. Found {self.tuning_epsilon!r}."
                 )
+            if math.isinf(self.tuning_epsilon) and self.grid_clips is not None:
+                if any(map(math.isfinite, self.epsilons)):
+                    raise ValueError(
+                        "`tuning_epsilon` must be finite where `grid_clips` has clips "
+                        "to choose from: without noise nothing is clipped. Found "
+                        f"{self.tuning_epsilon!r}."
+                    )
             if self.tune_each_epsilon:
                 raise ValueError(
                     "`tuning_epsilon` must be unset with `tune_each_epsilon`. Found "
@@ -129,8 +137,10 @@ class ComparisonConfig(CentaurConfig):
         """The epsilons that settings are chosen at."""
         if self.tune_each_epsilon:
             return self.epsilons
-        chosen = self.tuning_epsilon
-        return (self.epsilons[0] if chosen is None else chosen,)
+        if self.tuning_epsilon is not None:
+            return (self.tuning_epsilon,)
+        # Without noise there is no clip to choose.
+        return (next(filter(math.isfinite, self.epsilons), math.inf),)
 
     @property
     def shown_epsilon(self) -> float:
@@ -231,6 +241,8 @@ class ComparisonConfig(CentaurConfig):
             epsilon=run.epsilon if run.is_private else self.epsilon,
             seed=run.seed,
             measure_updates=run.measures,
+            # Of a trial nothing but the validation parts is looked at.
+            evaluate_test=not run.is_trial,
             output_root=str(self.folder),
             experiment=run.name,
         )
@@ -239,7 +251,8 @@ class ComparisonConfig(CentaurConfig):
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields that decide the result."""
         values = super().to_dict()
-        del values["method"], values["epsilon"], values["measure_updates"]
+        for name in ("method", "epsilon", "measure_updates", "evaluate_test"):
+            del values[name]
         return values
 
     def list_common(self) -> dict[str, Any]:

@@ -56,6 +56,8 @@ def list_notes(config: ComparisonConfig) -> tuple[str, ...]:
         f"Settings were chosen on seed {config.tuning_seed} at {where}, by the mean "
         "over clients on their validation parts; the test parts had no part in it, and "
         "that seed is not reported.",
+        "All seeds have the same clients with the same examples (--data_seed): "
+        "intervals are over initial models, batches and noise, not over data.",
     )
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from distributed_dp.accounting import CohortScheme, Sampling
+from distributed_dp.accounting import Accountant, CohortScheme, Sampling
 from scripts import flags as run_flags
 from scripts.training_config import TrainingConfig
 
@@ -46,7 +46,8 @@ OWN_FIELDS: dict[str, tuple[tuple[Method, ...], Any]] = {
 }
 
 
-# How the embedded digits are divided unless something else is said.
+# The embedded digits' model, and how they are divided, unless something else is said.
+_DIGITS_MODEL = "small_mlp"
 _DIGITS_PARTITION = {
     "partition": "shards",
     "num_clients": 100,
@@ -76,11 +77,13 @@ class CentaurConfig(TrainingConfig):
     ppsgd_head_lr: float | None
     stand_alone_epochs: int
     measure_updates: bool
+    evaluate_test: bool
 
     def __post_init__(self) -> None:
-        if self.task == "digits" and self.partition is None:
+        if self.task == "digits":
             # Its own users have no test data.
-            for name, value in _DIGITS_PARTITION.items():
+            defaults = _DIGITS_PARTITION if self.partition is None else {}
+            for name, value in {"model": _DIGITS_MODEL, **defaults}.items():
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, value)
         super().__post_init__()
@@ -166,6 +169,16 @@ class CentaurConfig(TrainingConfig):
             )
         return CohortScheme(self.sampling_kind, num_clients, expected)
 
+    @property
+    def central_accountant_kind(self) -> Accountant:
+        """The accountant of the central Gaussian."""
+        is_exact = (
+            self.central_accountant is None
+            and self.sampling_kind is Sampling.FIXED
+            and self.participation == 1
+        )
+        return Accountant.ANALYTIC if is_exact else super().central_accountant_kind
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields that decide the result."""
         values = super().to_dict()
@@ -185,8 +198,9 @@ class CentaurConfig(TrainingConfig):
         """Raises ValueError where the accountant is not the sampler's."""
         if self.central_accountant == "pld" and self.sampling_kind is Sampling.FIXED:
             raise ValueError(
-                "`central_accountant` must be rdp for fixed sampling: pld accounts for "
-                "Poisson-sampled cohorts. Found 'pld'."
+                "`central_accountant` must be rdp for fixed sampling, or analytic at "
+                "participation 1: pld accounts for Poisson-sampled cohorts. Found "
+                "'pld'."
             )
 
     def _check_stand_alone(self) -> None:

@@ -30,6 +30,12 @@ _HEAD_CAVEAT = (
     "heads in the checkpoints are the users' own and never a part of model.npz"
 )
 
+_SHARE_CAVEAT = (
+    "other clients as those who look: each knows its own share of the noise and, from "
+    "its scale, how many joined; joint DP is claimed against those alone who are given "
+    "models and heads, and no share of the noise"
+)
+
 
 def run(config: CentaurConfig) -> distributed_training.RunOutcome:
     """Trains as configured, prints what it does, and writes the run folder.
@@ -58,6 +64,7 @@ def _build_parts(
     split = build_split_model(model, config.split_layer)
     algorithm = build_algorithm(config, split)
     weights = training.build_initial_weights(model, root)
+    is_federated = config.method_kind is not Method.STAND_ALONE
     evaluation = PersonalEvaluation(
         algorithm.final_fit,
         shared=algorithm.initialize_global(weights),
@@ -65,16 +72,15 @@ def _build_parts(
         train=data.train,
         batch_size=config.batch_size,
         root=root,
-        num_kept_weights=split.num_head_weights,
+        num_kept_weights=split.num_head_weights if is_federated else 0,
     )
-    is_federated = config.method_kind is not Method.STAND_ALONE
     return ProgramParts(
         algorithm=algorithm,
         wrap_factory=functools.partial(_measure_updates, split)
         if config.measure_updates
         else None,
         lines=_describe(config, algorithm, split),
-        caveats=(*_CAVEATS, *([_HEAD_CAVEAT] if is_federated else [])),
+        caveats=_list_caveats(config),
         task=dataclasses.replace(
             task,
             train=data.train,
@@ -86,10 +92,20 @@ def _build_parts(
         evaluator=PersonalEvaluator(
             evaluation,
             validation=data.validation,
-            test=data.test,
+            test=data.test if config.evaluate_test else None,
             names=("loss", *model.metrics),
         ),
     )
+
+
+def _list_caveats(config: CentaurConfig) -> list[str]:
+    """Returns what a mechanism's epsilon does not cover."""
+    caveats = list(_CAVEATS)
+    if config.method_kind is not Method.STAND_ALONE:
+        caveats.append(_HEAD_CAVEAT)
+        if config.mechanism in ("ddgauss", "skellam"):
+            caveats.append(_SHARE_CAVEAT)
+    return caveats
 
 
 def _measure_updates(
@@ -217,7 +233,8 @@ def _describe(
         "clients": f"{rounds}; {decay}",
         "sent": sent,
         "own models": f"{own}; made on a client's training part alone",
-        "evaluated": "each client's own model, on its own validation and test parts",
+        "evaluated": "each client's own model, on its own validation "
+        + ("and test parts" if config.evaluate_test else "part; test parts left alone"),
     }
 
 

@@ -247,6 +247,7 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         root=root,
         identity=task.identity,
         caveats=(*task.caveats, *parts.caveats),
+        clients_keep_state=parts.algorithm.keeps_state,
     )
     if parts.client_privacy is not None:
         plans = [_rename_plan(plan) for plan in plans]

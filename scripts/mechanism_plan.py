@@ -32,6 +32,7 @@ _WITHOUT_EFFECT = frozenset(
         "eval_every",
         "eval_examples",
         "checkpoint_every",
+        "evaluate_test",
         "measure_updates",
     }
 )
@@ -209,6 +210,27 @@ class MechanismPlan:
         )
 
 
+def _check_amplification(config: TrainingConfig, num_clients: int) -> None:
+    """Raises ValueError where amplification is not proven if clients keep state.
+
+    Whom a fixed-size cohort takes in a client's place depends on that client's coin,
+    and so do what those keep and send later: docs/privacy.md.
+    """
+    scheme = config.build_scheme(num_clients)
+    if (
+        scheme.sampling is accounting.Sampling.FIXED
+        and scheme.sampling_rate < 1
+        and config.accounting_kind is accounting.Accounting.PROVEN
+    ):
+        raise ValueError(
+            "`sampling` must be poisson, or all clients must join every round, where "
+            "clients keep something between rounds (as their heads, unless "
+            "--head_state=refit): that fixed-size cohorts amplify is not proven there. "
+            f"Found {config.sampling!r} with {scheme.clients_per_round} of "
+            f"{num_clients} clients."
+        )
+
+
 # A round asks for its epsilon three times, and the PLD accountant takes its time.
 @functools.lru_cache(maxsize=8)
 def _compute_statement(
@@ -225,6 +247,7 @@ def build_plans(
     root: seeds.RootSeed,
     identity: Mapping[str, Any] | None = None,
     caveats: Sequence[str] = (),
+    clients_keep_state: bool = False,
 ) -> list[MechanismPlan]:
     """Returns the mechanism of a run, and the central Gaussian to compare it with.
 
@@ -236,10 +259,14 @@ def build_plans(
         identity: What tells the task's data from others, as JSON values: other data
             draw other noise.
         caveats: What the data keep the statements from covering.
+        clients_keep_state: Whether clients keep something between rounds.
 
     Raises:
-        ValueError: If no noise reaches the target, naming the knob to turn.
+        ValueError: If no noise reaches the target, naming the knob to turn; or if
+            nothing is proven for what is asked.
     """
+    if clients_keep_state and config.mechanism_kind is not None:
+        _check_amplification(config, num_clients)
     kinds = [config.mechanism_kind]
     if config.compare_central and kinds[0] in _FACTORIES:
         kinds.append(accounting.Mechanism.GAUSSIAN)

@@ -81,7 +81,11 @@ def _build_source(
         read = leaf.LeafSource(path=path, dataset=dataset, images=config.celeba_images)
         return read, _LEAF_LAYOUTS[dataset], (path / "train").is_dir(), None
     if config.format == "idx":
-        return idx.IdxSource(splits=_find_idx(config, path)), layout.EMNIST, True, None
+        digits = idx.IdxSource(
+            splits=_find_idx(config, path),
+            assign=None if config.partition is None else _Assignment(config),
+        )
+        return digits, layout.EMNIST, True, None
     if config.format == "cifar":
         assign = _Assignment(config)
         images = cifar.CifarSource(path=path, assign=assign)

@@ -21,11 +21,12 @@ _TAKEN_BY = {
     "text_columns": _TABLES,
     "feature_columns": _TABLES,
     "labels": _TABLES,
-    "partition": ("cifar", "images"),
-    "num_clients": ("cifar", "images"),
-    "classes_per_client": ("cifar", "images"),
-    "data_alpha": ("cifar", "images"),
+    **dict.fromkeys(
+        ("partition", "num_clients", "classes_per_client", "data_alpha"),
+        ("idx", "cifar", "images"),
+    ),
 }
+_PARTITION_FIELDS = ("num_clients", "classes_per_client", "data_alpha")
 # Of the flags that are never unset.
 DEFAULTS = {
     "test_fraction": 0.1,
@@ -115,16 +116,24 @@ class PreparationConfig:
                     f"{getattr(self, name)!r} for {self.format}."
                 )
         if self.format == "images" and self.image_layout == "user_class":
-            for name in (
-                "partition",
-                "num_clients",
-                "classes_per_client",
-                "data_alpha",
-            ):
+            for name in ("partition", *_PARTITION_FIELDS):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"`{name}` must be unset for images of users. Found "
                         f"{getattr(self, name)!r}; give --image_layout=class."
+                    )
+        if self.format == "idx":
+            # Its users are the writers, or else clients of a partition.
+            has_writers = self.partition is None
+            unused = ("writers", "test_writers")
+            for name in _PARTITION_FIELDS if has_writers else unused:
+                if getattr(self, name) is not None:
+                    rule = (
+                        "without a `partition`" if has_writers else "with a `partition`"
+                    )
+                    raise ValueError(
+                        f"`{name}` must be unset for idx files {rule}. Found "
+                        f"{getattr(self, name)!r}."
                     )
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(

@@ -24,7 +24,6 @@ _NAME = "run_centaur"
 # Where this program's defaults differ from run_distributed_dp's.
 _DEFAULTS = {
     "task": "digits",
-    "model": "small_mlp",
     "mechanism": "gaussian",
     "epsilon": 8.0,
     "sampling": "poisson",
@@ -98,6 +97,12 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         False,
         "measure what clients send, in metrics.csv: norms of its parts, how far "
         "clients agree, signal to noise; exact functions of private data",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "evaluate_test",
+        True,
+        "look at the test parts, at the end; off while settings are chosen",
         flag_values=values,
     )
     _define_head_flags(values)

@@ -13,7 +13,8 @@ their validation parts alone, with the same number of grid points:
 something (without noise, at epsilon inf, nothing is clipped and the last one falls
 away). Training stand-alone has no head of its own and no clip: in their place it has as
 many numbers of epochs, --grid_stand_alone_epochs, or half of --stand_alone_epochs, a
-quarter, and so on. A grid that is not given is the one value of its flag.
+quarter, and so on. Whoever gives a flag and no grid of it (--clip, and no --grid_clips)
+chooses from that value alone.
 
 All flags of run_centaur are taken but --seed, --method and --epsilon. Each run has a
 folder of its own; the same command goes on, and reads back what is finished. No epsilon
@@ -29,7 +30,13 @@ from simulation import process
 _NAME = "run_centaur_comparison"
 # Where this program's defaults differ from run_centaur's.
 _DEFAULTS = {"checkpoint_every": 10}
-_REPLACED = ("seed", "method", "epsilon", "measure_updates")
+# The flags that are chosen from a grid, with those of their grids.
+_GRIDS = {
+    "client_lr": "grid_client_lrs",
+    "head_lr": "grid_head_lrs",
+    "clip": "grid_clips",
+}
+_REPLACED = ("seed", "method", "epsilon", "measure_updates", "evaluate_test")
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -86,7 +93,8 @@ def _define_tuning_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "tuning_epsilon",
         None,
-        "epsilon that settings are chosen at (unset: the first of --epsilons)",
+        "epsilon that settings are chosen at (unset: the first finite one of "
+        "--epsilons)",
         flag_values=values,
     )
     flags.DEFINE_bool(
@@ -118,10 +126,18 @@ def _define_tuning_flags(values: flags.FlagValues) -> None:
     )
 
 
+def drop_default_grids(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Makes a flag that is given, with no grid of it, the one value to choose from."""
+    for name, grid in _GRIDS.items():
+        if values[name].present and not values[grid].present:
+            values[grid].value = None
+
+
 def main() -> None:
     """Runs the program on the flags."""
     from scripts.centaur_comparison_config import ComparisonConfig
 
+    drop_default_grids()
     with process.user_input():
         config = run_flags.build_config(ComparisonConfig, flags.FLAGS)
         run_flags.check_output_root(config.output_root)

@@ -154,8 +154,9 @@ def _define_privacy_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum(
         "central_accountant",
         None,
-        ["rdp", "pld"],
-        "accountant of the central Gaussian (unset: pld for poisson, else rdp)",
+        ["rdp", "pld", "analytic"],
+        "accountant of the central Gaussian; analytic: exact, where all join every "
+        "round (unset: pld for poisson, else rdp)",
         flag_values=values,
     )
 

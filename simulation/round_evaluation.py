@@ -18,7 +18,8 @@ class FinalEvaluation:
 
     Attributes:
         final: Loss and metrics by name: of the final model on all test examples, or,
-            where there is no such model, the means over the clients' own models.
+            where there is no such model, the means over the clients' own models. None
+            where the test examples are left alone.
         clients: The same of each test user; None where test data have no users, or
             where there is no model for all.
         own_models: The same with each client's own model, or None.
@@ -27,7 +28,7 @@ class FinalEvaluation:
             asked for.
     """
 
-    final: Mapping[str, float]
+    final: Mapping[str, float] | None
     clients: evaluation.ClientMetrics | None
     own_models: evaluation.ClientMetrics | None = None
     validation: evaluation.ClientMetrics | None = None

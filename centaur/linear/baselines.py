@@ -88,6 +88,10 @@ def sum_normal_equations(
     norms = tf.sqrt(first[:, tf.newaxis] * squares**2 + second[:, tf.newaxis] * squares)
     factors = client_work.compute_factors(norms, l2_clip)
     is_kept = (factors > 0)[..., tf.newaxis]
+    # Nothing of a user that adds nothing: 0 times what is not finite is not 0.
+    is_used = tf.reduce_any(is_kept, axis=1)
+    moments = tf.where(is_used[..., tf.newaxis], moments, tf.zeros_like(moments))
+    cross = tf.where(is_used, cross, tf.zeros_like(cross))
     scaled = tf.where(is_kept, factors[..., tf.newaxis] * heads, tf.zeros_like(heads))
     safe = tf.where(is_kept, heads, tf.zeros_like(heads))
     outer = scaled[..., :, tf.newaxis] * safe[..., tf.newaxis, :]

@@ -25,10 +25,6 @@ import numpy as np
 from simulation.sources import source
 from simulation.sources.source import SourceError
 
-# Given a split and the labels of its images by feature name, int64 [N] each: the client
-# of each image in order, None where an image is nobody's.
-Assign = Callable[[str, dict[str, np.ndarray]], Sequence[str | None]]
-
 _SIDE, _CHANNELS = 32, 3
 _WIDTH = _CHANNELS * _SIDE * _SIDE
 _SPLITS = {
@@ -50,35 +46,6 @@ _FOLDERS = ("cifar-10-batches-py", "cifar-100-python")
 _DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError)
 
 
-def assign_clients(
-    assign: Assign, split: str, labels: dict[str, np.ndarray]
-) -> Sequence[str | None]:
-    """Asks a partition for the client of each image of a split.
-
-    Args:
-        assign: The partition.
-        split: The split.
-        labels: By feature name, [N] each.
-
-    Raises:
-        ValueError: If there are not N of them, or one is not a name.
-    """
-    client_ids = assign(split, labels)
-    count = len(labels["label"])
-    if len(client_ids) != count:
-        raise ValueError(
-            f"`assign` must return one client for each of {count} images of {split!r}. "
-            f"Found {len(client_ids)}."
-        )
-    for index, client_id in enumerate(client_ids):
-        if client_id is not None and not (isinstance(client_id, str) and client_id):
-            raise ValueError(
-                f"`assign` must return names or None. Found {client_id!r} for image "
-                f"{index} of {split!r}."
-            )
-    return client_ids
-
-
 class CifarSource(source.Source):
     """Images with TFF's CIFAR-100 features; `coarse_label` where there are 100 labels.
 
@@ -87,7 +54,7 @@ class CifarSource(source.Source):
     archive and for its unpacked folder.
     """
 
-    def __init__(self, *, path: pathlib.Path, assign: Assign) -> None:
+    def __init__(self, *, path: pathlib.Path, assign: source.Assign) -> None:
         """Initializes the source.
 
         Args:
@@ -210,7 +177,7 @@ class CifarSource(source.Source):
                 key: np.concatenate([batches[name][key] for name in names])
                 for key in _LABELS[self.num_classes]
             }
-            client_ids, start = assign_clients(self._assign, split, labels), 0
+            client_ids, start = source.assign_clients(self._assign, split, labels), 0
             for name in names:
                 stop = start + len(batches[name][_INDEX])
                 clients[name] = client_ids[start:stop]

@@ -81,11 +81,15 @@ class IdxSource(source.Source):
         splits: The files.
     """
 
-    def __init__(self, *, splits: Sequence[IdxSplit]) -> None:
+    def __init__(
+        self, *, splits: Sequence[IdxSplit], assign: source.Assign | None = None
+    ) -> None:
         """Reads the headers.
 
         Args:
             splits: The files of each split, in the order in which they are read.
+            assign: Given a split and its labels, returns the client of each image, in
+                the place of its writer; None for the writers.
 
         Raises:
             SourceError: If a file cannot be opened, is of another type or shape, has
@@ -95,7 +99,8 @@ class IdxSource(source.Source):
         if not splits:
             raise ValueError("`splits` must not be empty.")
         self.splits = tuple(splits)
-        self._plans = [_plan_split(split) for split in self.splits]
+        self._assign = assign
+        self._plans = [_plan_split(split, assign is None) for split in self.splits]
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
@@ -115,7 +120,7 @@ class IdxSource(source.Source):
     def read(self, on_bad: source.OnBad) -> Iterator[source.Record]:
         """Yields the images by split, in the order of the files."""
         for plan in self._plans:
-            yield from _read_split(plan, on_bad)
+            yield from _read_split(plan, self._assign, on_bad)
 
 
 def find_idx_files(folder: pathlib.Path) -> tuple[IdxSplit, ...]:
@@ -268,10 +273,10 @@ class _Plan:
     split: IdxSplit
     images: _Header
     labels: _Column
-    writers: _Column
+    writers: _Column | None
 
 
-def _plan_split(split: IdxSplit) -> _Plan:
+def _plan_split(split: IdxSplit, has_writers: bool) -> _Plan:
     images = _read_header(split.images)
     if images.dtype != _DTYPES[_UBYTE] or images.shape[1:] != (_SIDE, _SIDE):
         raise SourceError(
@@ -281,12 +286,14 @@ def _plan_split(split: IdxSplit) -> _Plan:
         )
     count = images.shape[0]
     labels = _plan_column(split.labels, split.label_column, count, name="label")
+    if not has_writers:
+        return _Plan(split=split, images=images, labels=labels, writers=None)
     if split.writers is None and labels.header and len(labels.header.shape) == 1:
         raise SourceError(
             str(split.labels),
             f"names no writers: `labels` must be an idx2-int file with the writer in "
             f"column {split.writer_column} (qmnist-train-labels-idx2-int), or `writers`"
-            " a file with one writer for each image.",
+            " a file with one writer for each image; or give a `partition`.",
         )
     path = split.labels if split.writers is None else split.writers
     writers = _plan_column(path, split.writer_column, count, name="writer")
@@ -324,46 +331,75 @@ def _check_count(path: pathlib.Path, found: int, count: int, *, unit: str) -> No
         )
 
 
-def _read_split(plan: _Plan, on_bad: source.OnBad) -> Iterator[source.Record]:
+def _read_split(
+    plan: _Plan, assign: source.Assign | None, on_bad: source.OnBad
+) -> Iterator[source.Record]:
     split, index = plan.split, 0
     images = _read_blocks(plan.images, plan.images.shape[0])
-    labels, writers = plan.labels.read(), plan.writers.read()
+    try:
+        clients = _read_clients(plan, assign)
+    except SourceError as error:
+        on_bad(error)
+        return
+    labels = plan.labels.read()
     while True:
         try:
             # A file that ends early gives a shorter block, and raises at the next. At
             # the end all three are asked, so that each looks for data to spare.
             block = next(images, None)
-            label_block, writer_block = next(labels, None), next(writers, None)
+            label_block, client_block = next(labels, None), next(clients, None)
         except SourceError as error:
             on_bad(error)
             return
-        if block is None or label_block is None or writer_block is None:
+        if block is None or label_block is None or client_block is None:
             return
         pixels = _PIXELS[block.swapaxes(1, 2) if split.transpose else block]
-        for image, label, writer in zip(
-            pixels, label_block, writer_block, strict=False
+        for image, label, client in zip(
+            pixels, label_block, client_block, strict=False
         ):
+            record = None
             try:
-                record = _build_record(plan, index, image, label, writer)
+                # None for an image that the partition gives to nobody.
+                if client is not None:
+                    record = _build_record(plan, index, image, label, client)
             except SourceError as error:
                 on_bad(error)
-            else:
+            if record is not None:
                 yield record
             index += 1
 
 
+def _read_clients(plan: _Plan, assign: source.Assign | None) -> Iterator[list]:
+    """Yields writers, or the names that a partition gives, _BLOCK at a time.
+
+    Raises:
+        SourceError: If the labels that a partition needs cannot be read.
+    """
+    if plan.writers is not None or assign is None:
+        assert plan.writers is not None
+        return plan.writers.read()
+    labels = [label for block in plan.labels.read() for label in block]
+    names = source.assign_clients(
+        assign, plan.split.split, {"label": np.array(labels, np.int64)}
+    )
+    return (list(names[k : k + _BLOCK]) for k in range(0, len(names), _BLOCK))
+
+
 def _build_record(
-    plan: _Plan, index: int, image: np.ndarray, label: int, writer: int | str
+    plan: _Plan, index: int, image: np.ndarray, label: int, client: int | str
 ) -> source.Record:
     if not 0 <= label < NUM_CLASSES:
         raise SourceError(
             f"{plan.labels.path}, record {index}",
             f"the label must be in [0, {NUM_CLASSES}). Found {label}.",
         )
-    try:
-        client_id = _name_writer(writer)
-    except ValueError as error:
-        raise SourceError(f"{plan.writers.path}, record {index}", str(error)) from None
+    client_id = str(client)
+    if plan.writers is not None:
+        place = f"{plan.writers.path}, record {index}"
+        try:
+            client_id = _name_writer(client)
+        except ValueError as error:
+            raise SourceError(place, str(error)) from None
     return source.Record(
         client_id=client_id,
         features={"pixels": image, "label": label},

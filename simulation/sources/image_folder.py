@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from simulation.sources import source
-from simulation.sources.cifar import Assign, assign_clients
 from simulation.sources.source import SourceError
 
 EXTENSIONS = frozenset(
@@ -50,7 +49,7 @@ class ImageFolderSource(source.Source):
         layout: ImageLayout,
         size: tuple[int, int],
         grayscale: bool = False,
-        assign: Assign | None = None,
+        assign: source.Assign | None = None,
     ) -> None:
         """Lists the classes.
 
@@ -140,7 +139,7 @@ class ImageFolderSource(source.Source):
                 users += [user] * len(found)
             client_ids: Sequence[str | None] = users
             if self._assign is not None and images:
-                client_ids = assign_clients(
+                client_ids = source.assign_clients(
                     self._assign,
                     split or source.TRAIN,
                     {"label": np.array(labels, np.int64)},

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import enum
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class SourceError(ValueError):
 
 # Told of every bad record; raises, or counts. The reader goes on where it can.
 OnBad = Callable[[SourceError], None]
+
+# Given a split and the labels of its images by feature name, int64 [N] each: the client
+# of each image in order, None where an image is nobody's.
+Assign = Callable[[str, dict[str, np.ndarray]], Sequence[str | None]]
 
 
 class Kind(enum.Enum):
@@ -113,3 +117,32 @@ class Source(abc.ABC):
         Raises:
             SourceError: Whatever `on_bad` raises.
         """
+
+
+def assign_clients(
+    assign: Assign, split: str, labels: dict[str, np.ndarray]
+) -> Sequence[str | None]:
+    """Asks a partition for the client of each image of a split.
+
+    Args:
+        assign: The partition.
+        split: The split.
+        labels: By feature name, [N] each.
+
+    Raises:
+        ValueError: If there are not N of them, or one is not a name.
+    """
+    client_ids = assign(split, labels)
+    count = len(labels["label"])
+    if len(client_ids) != count:
+        raise ValueError(
+            f"`assign` must return one client for each of {count} images of {split!r}. "
+            f"Found {len(client_ids)}."
+        )
+    for index, client_id in enumerate(client_ids):
+        if client_id is not None and not (isinstance(client_id, str) and client_id):
+            raise ValueError(
+                f"`assign` must return names or None. Found {client_id!r} for image "
+                f"{index} of {split!r}."
+            )
+    return client_ids

@@ -67,6 +67,13 @@ IMAGES = ("--format=images", "--input=.", "--name=x")
 TABLE = ("--user_column=user", "--label_column=label", "--name=mine")
 
 
+def write_idx(path: pathlib.Path, values: np.ndarray) -> None:
+    """Writes bytes as an idx file of as many dimensions."""
+    sizes = np.array(values.shape, ">i4").tobytes()
+    head = bytes([0, 0, 8, values.ndim])
+    path.write_bytes(head + sizes + values.astype(np.uint8).tobytes())
+
+
 class TestFlags:
     def test_every_field_is_a_flag_and_the_other_way_round(self):
         values = flags.FlagValues()
@@ -95,6 +102,15 @@ class TestFlags:
             (
                 ["--format=npz", "--input=.", "--name=x", "--user_column=u"],
                 "`user_column` must be unset unless format is csv or parquet",
+            ),
+            (
+                ["--format=idx", "--input=.", "--name=x", "--num_clients=3"],
+                "`num_clients` must be unset for idx files without a `partition`",
+            ),
+            (
+                ["--format=idx", "--input=.", "--name=x", "--partition=shards"]
+                + ["--writers=w"],
+                "`writers` must be unset for idx files with a `partition`",
             ),
             (
                 ["--format=idx", "--input=.", "--name=x", "--test_fraction=1"],
@@ -377,3 +393,25 @@ class TestProgram:
         assert not staging.exists()
         manifest = read_manifest(folder / "mine.manifest.json")
         assert manifest == whole.manifest
+
+
+def test_digits_without_writers_are_divided(tmp_path, prepare):
+    """As EMNIST's files of digits are."""
+    rng, folder = np.random.default_rng(0), tmp_path / "emnist"
+    folder.mkdir()
+    for split, count in (("train", 60), ("test", 30)):
+        stem = folder / f"emnist-digits-{split}"
+        images = rng.integers(256, size=[count, 28, 28])
+        write_idx(stem.with_name(f"{stem.name}-images-idx3-ubyte"), images)
+        labels = np.arange(count) % 6
+        write_idx(stem.with_name(f"{stem.name}-labels-idx1-ubyte"), labels)
+    common = ("--format=idx", f"--input={folder}", "--name=x")
+    with pytest.raises(process.UserError, match="names no writers.*`partition`"):
+        prepare(*common)
+    options = ("--num_clients=5", "--classes_per_client=2")
+    outcome = prepare(*common, "--partition=shards", *options)
+    counts = outcome.manifest.splits
+    train = counts["digits_only_train"]
+    # Six classes of ten images are twelve shards of five, of which ten are dealt.
+    assert (train["users"], train["examples"]) == (5, 50)
+    assert counts["digits_only_test"]["users"] == 5

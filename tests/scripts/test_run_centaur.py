@@ -362,6 +362,9 @@ class TestMechanisms:
                 "never a part of model.npz",
             ):
                 assert text in covered
+            # Clients know their own shares.
+            is_distributed = mechanism in ("ddgauss", "skellam")
+            assert ("and no share of the noise" in covered) is is_distributed
         text = " ".join(out.split())
         assert "joint-DP only" in text and statements[0]["adjacency"] in text
         # There is noise.

@@ -50,6 +50,7 @@ def parse(*arguments: str) -> ComparisonConfig:
     values = flags.FlagValues()
     run_centaur_comparison.define_flags(values)
     values(["run_centaur_comparison", *arguments])
+    run_centaur_comparison.drop_default_grids(values)
     return build_config(ComparisonConfig, values)
 
 
@@ -143,7 +144,9 @@ class TestConfig:
         point = config.list_points(Method.CENTAUR, 8.0)[0]
         for is_trial, every in ((True, 40), (False, 3)):
             one = config.plan_run(Method.CENTAUR, 8.0, 0, point, is_trial=is_trial)
-            assert config.build_run(one).eval_every == every
+            made = config.build_run(one)
+            assert made.eval_every == every
+            assert made.evaluate_test is not is_trial
 
 
 class TestBudget:
@@ -164,8 +167,22 @@ class TestBudget:
         }
 
     def test_a_grid_that_is_not_given_is_the_flag(self):
-        config = parse("--head_lr=0.7")
-        assert config.list_axes(Method.CENTAUR, 8.0)["head_lr"] == (0.7,)
+        config = parse("--head_lr=0.7", "--clip=0.3", "--client_lr=0.2")
+        assert config.list_axes(Method.CENTAUR, 8.0) == {
+            "client_lr": (0.2,),
+            "head_lr": (0.7,),
+            "clip": (0.3,),
+        }
+        both = parse("--clip=0.3", "--grid_clips=0.4,0.6")
+        assert both.list_axes(Method.CENTAUR, 8.0)["clip"] == (0.4, 0.6)
+
+    def test_settings_are_chosen_where_there_is_a_clip(self):
+        config = parse("--epsilons=inf,4,1")
+        assert config.tuned_epsilons == (4.0,)
+        assert "clip" in config.list_axes(Method.CENTAUR, 4.0)
+        assert parse("--epsilons=inf").tuned_epsilons == (math.inf,)
+        with pytest.raises(ValueError, match="^`tuning_epsilon` must be finite"):
+            parse("--epsilons=inf,1", "--tuning_epsilon=inf")
 
     @pytest.mark.parametrize(
         "arguments",
@@ -333,12 +350,17 @@ class TestToy:
         trials = sorted(copied.folder.glob("tuning-*"))
         assert len(trials) == 6
         for trial in trials:
-            path = trial / "results.json"
-            results = json.loads(path.read_text())
-            for value in results.values():
-                if isinstance(value, dict) and "privacy" in value:
-                    del value["test"], value["test_users_own_models"]
-            path.write_text(json.dumps(results))
+            results = json.loads((trial / "results.json").read_text())
+            (found,) = (
+                value
+                for value in results.values()
+                if isinstance(value, dict) and "privacy" in value
+            )
+            assert found["test"] is found["test_users_own_models"] is None
+            assert found["validation_users_own_models"] is not None
+            assert not list(trial.glob("test_*"))
+        # A reported run has them.
+        assert list((copied.folder / findings.outcomes[0].run.name).glob("test_*"))
         again = centaur_comparison.run(copied, execute=refuse)
         assert again.choices == findings.choices
 

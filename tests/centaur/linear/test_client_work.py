@@ -124,6 +124,25 @@ class TestSumClipped:
         assert found.clipped.numpy() == [1]
 
 
+@pytest.mark.parametrize("bad", [1e20, np.inf, np.nan])
+def test_normal_equations_of_a_strange_user_add_nothing(heads, examples, bad):
+    """1e20 is finite, and its square is not."""
+    own = np.array(examples.x)
+    own[1] = bad
+    strange = examples._replace(x=tf.constant(own))
+    found = baselines.sum_normal_equations(heads, strange, 8.0)
+    others = [user for user in range(USERS) if user != 1]
+    expected = baselines.sum_normal_equations(
+        tf.gather(heads, others),
+        examples._replace(
+            x=tf.gather(examples.x, others), y=tf.gather(examples.y, others)
+        ),
+        8.0,
+    )
+    np.testing.assert_allclose(found.total, expected.total, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(found.clipped, expected.clipped + 1)
+
+
 def test_normal_equations_equal_explicit_matrices(heads, examples):
     limit = 8.0
     found = baselines.sum_normal_equations(heads, examples, limit)

@@ -121,6 +121,37 @@ class TestValues:
         assert pixels[20, 2] == 0.0
         assert pixels[2, 20] == 1.0
 
+    def test_clients_of_a_partition(self, tmp_path):
+        """No writers are asked for; an image may be nobody's."""
+        splits = [
+            idx.IdxSplit(
+                split=name,
+                images=_write(tmp_path / f"{name}_i", _draw_images(3, seed)),
+                labels=_write(tmp_path / f"{name}_l", [4, seed, 6]),
+            )
+            for seed, name in enumerate((source.TRAIN, source.TEST))
+        ]
+        asked = []
+
+        def assign(split, labels):
+            asked.append((split, labels["label"].tolist()))
+            return ["b", None, "a"]
+
+        read = idx.IdxSource(splits=splits, assign=assign)
+        found = [(r.client_id, r.split, r.features["label"]) for r in read.read(_raise)]
+        assert asked == [("train", [4, 0, 6]), ("test", [4, 1, 6])]
+        assert found == [
+            ("b", "train", 4),
+            ("a", "train", 6),
+            ("b", "test", 4),
+            ("a", "test", 6),
+        ]
+        last = list(read.read(_raise))[1]
+        np.testing.assert_array_equal(
+            last.features["pixels"],
+            (1 - _draw_images(3, 0)[2] / 255).astype(np.float32),
+        )
+
     def test_other_columns(self, tmp_path, qmnist):
         extended = np.arange(24).reshape(3, 8)
         labels = _write(tmp_path / "other", extended, code=0x0C)
