@@ -1,11 +1,13 @@
 """What run_linear_representation prints and writes."""
 
+import collections
 import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from centaur import linear
 from distributed_dp.accounting import Accountant
@@ -242,12 +244,19 @@ def _summarize_dim(results: names.Results, dim: int) -> dict[str, Any]:
 
 
 def _fit(runs: Sequence[names.Run], name: str) -> linear.PowerLaw | None:
-    """Fits the floors of private runs that started; None if too few did."""
-    started = [run for run in runs if run.started and not math.isinf(run.epsilon)]
-    values = [float(getattr(run, name)) for run in started]
-    if len(started) < 3 or len(set(values)) < 2:
+    """Fits the floors of private runs that started; None if too few did.
+
+    One point a value, the geometric mean: its repetitions have users and B* in common,
+    and are no independent points.
+    """
+    floors: dict[float, list[float]] = collections.defaultdict(list)
+    for run in runs:
+        if run.started and not math.isinf(run.epsilon):
+            floors[float(getattr(run, name))].append(run.floor)
+    if len(floors) < 3:
         return None
-    return linear.fit_power_law(values, [run.floor for run in started])
+    means = [float(stats.gmean(values)) for values in floors.values()]
+    return linear.fit_power_law(list(floors), means)
 
 
 def _fit_noise(results: names.Results) -> float:
@@ -409,7 +418,8 @@ def _describe_starts(config: LinearConfig, found: dict[str, Any]) -> str:
     lines.append(
         "The second is what the choice vouches for if most trials keep the first. "
         "'one trial' has the noise of a boosted trial; the last the noise that "
-        "one may have for all the epsilon."
+        "one may have for all the epsilon. The intervals take starts for independent; "
+        f"each {config.boost_group} of them have their users in common."
     )
     return "\n".join(lines)
 
@@ -426,10 +436,10 @@ def _format_fit(found: dict[str, Any]) -> str:
     fit = found["fit"]
     claim = f"{found['expected']:g} +- {found['tolerance']:g}"
     if fit is None:
-        return f"exponent not measured (too few starts had a majority); claim {claim}"
+        return f"exponent not measured (fewer than 3 values with a start); claim {claim}"
     low, high = fit["interval"]
     verdict = "inside" if found["inside"] else "outside"
     return (
         f"exponent {fit['exponent']:.3f} (standard error {fit['stderr']:.3f}, 95 % "
-        f"{low:.3f} to {high:.3f}, {fit['num_points']} runs): {verdict} {claim}"
+        f"{low:.3f} to {high:.3f}, {fit['num_points']} values): {verdict} {claim}"
     )

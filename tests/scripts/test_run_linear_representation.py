@@ -23,7 +23,7 @@ TINY = (
     "--num_users=600",
     "--users_per_block=100",
     "--dim=6",
-    "--dims=4,6",
+    "--dims=4,5,6",
     "--epsilons=8,64",
     "--dim_epsilon=64",
     "--examples_per_user=250",
@@ -82,8 +82,8 @@ class TestRun:
 
     def test_every_run_is_in_the_tables(self, folder):
         floors = read(folder / "floors.csv")
-        # 1 + 2 x 2 x 2 against epsilon; 3 methods x 2 dimensions x (2 + 1).
-        assert len(floors) == 9 + 18
+        # 1 + 2 x 2 x 2 against epsilon; 3 methods x 3 dimensions x (2 + 1).
+        assert len(floors) == 9 + 27
         curves = read(folder / "curves.csv")
         own = [
             float(row["distance"])
@@ -109,9 +109,13 @@ class TestRun:
             and row["started"] == "True"
         ]
         found = summary["floor_against_dim"]["normal equations"]["fit"]
-        x = [math.log(float(row["dim"])) for row in floors]
-        y = [math.log(float(row["floor"])) for row in floors]
-        assert found["num_points"] == len(floors)
+        logs = {}
+        for row in floors:
+            logs.setdefault(math.log(float(row["dim"])), []).append(
+                math.log(float(row["floor"]))
+            )
+        x, y = list(logs), [np.mean(values) for values in logs.values()]
+        assert found["num_points"] == len(x) == 3 < len(floors)
         assert found["exponent"] == pytest.approx(np.polyfit(x, y, 1)[0])
         assert not summary["enough_dims"]
 
@@ -123,7 +127,8 @@ class TestRun:
             for row in read(folder / "floors.csv")
             if row["method"] in ("CENTAUR", "no privacy") and row["epsilon"] == "inf"
         ]
-        assert len(free) == 3
+        # Against epsilon, and at each of three dimensions.
+        assert len(free) == 4
         for row in free:
             assert float(row["noise_multiplier"]) == 0
             # Six rounds at 0.6 each: 0.06 after the last, 0.08 on average of two.
@@ -146,7 +151,7 @@ class TestRun:
     def test_configuration_decides_the_result(self, folder):
         config = json.loads((folder / "config.json").read_text())
         assert config["seed"] == 7 and config["reproducible"]
-        assert config["flags"]["dims"] == [4, 6]
+        assert config["flags"]["dims"] == [4, 5, 6]
         assert "engine" not in config["flags"]
 
     def test_the_same_seed_gives_the_same_tables(self, folder, tmp_path, capsys):
