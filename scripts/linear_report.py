@@ -436,7 +436,7 @@ def _format_fit(found: dict[str, Any]) -> str:
     fit = found["fit"]
     claim = f"{found['expected']:g} +- {found['tolerance']:g}"
     if fit is None:
-        return f"exponent not measured (fewer than 3 values with a start); claim {claim}"
+        return f"exponent not measured (starts at fewer than 3 values); claim {claim}"
     low, high = fit["interval"]
     verdict = "inside" if found["inside"] else "outside"
     return (
