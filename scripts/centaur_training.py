@@ -64,7 +64,6 @@ def _build_parts(
     split = build_split_model(model, config.split_layer)
     algorithm = build_algorithm(config, split)
     weights = training.build_initial_weights(model, root)
-    is_federated = config.method_kind is not Method.STAND_ALONE
     evaluation = PersonalEvaluation(
         algorithm.final_fit,
         shared=algorithm.initialize_global(weights),
@@ -72,7 +71,7 @@ def _build_parts(
         train=data.train,
         batch_size=config.batch_size,
         root=root,
-        num_kept_weights=split.num_head_weights if is_federated else 0,
+        num_kept_weights=split.num_head_weights,
     )
     return ProgramParts(
         algorithm=algorithm,

@@ -6,29 +6,17 @@ et al., "EMNIST" (2017), whose idx files are transposed.
 """
 
 import dataclasses
-import gzip
-import math
 import pathlib
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import BinaryIO
 
 import numpy as np
 
-from simulation.sources import source
+from simulation.sources import idx_file, source
 from simulation.sources.source import SourceError
 
 NUM_CLASSES = 62
 _SIDE = 28
-_BLOCK = 1024
-_GZIP_MAGIC = b"\x1f\x8b"
-# What a damaged file raises while it is read.
-_DAMAGE = (OSError, EOFError, zlib.error)
-_UBYTE, _INT = 0x08, 0x0C
-_DTYPES: dict[int, np.dtype] = {_UBYTE: np.dtype(np.uint8), _INT: np.dtype(">i4")}
-# A line of a file of writers that is longer than this is no name.
-_MAX_LINE = 1024
 # TFF's EMNIST has the polarity of paper: 1.0 is the background. The quotient is taken
 # in float64 and rounded once.
 _PIXELS = (1 - np.arange(256) / 255).astype(np.float32)
@@ -229,19 +217,6 @@ def _find_file(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Header:
-    """What an idx file says about itself."""
-
-    path: pathlib.Path
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return 4 + 4 * len(self.shape)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Column:
     """One value for each of `count` images: a column of an idx file, or lines of text.
 
@@ -253,16 +228,16 @@ class _Column:
     """
 
     path: pathlib.Path
-    header: _Header | None
+    header: idx_file.Header | None
     column: int
     count: int
 
     def read(self) -> Iterator[list]:
-        """Yields at most _BLOCK values at a time."""
+        """Yields at most idx_file.BLOCK values at a time."""
         if self.header is None:
-            yield from _read_lines(self.path)
+            yield from idx_file.read_lines(self.path)
             return
-        for block in _read_blocks(self.header, self.count):
+        for block in idx_file.read_blocks(self.header, self.count):
             yield (block if block.ndim == 1 else block[:, self.column]).tolist()
 
 
@@ -271,14 +246,14 @@ class _Plan:
     """A split whose headers were read."""
 
     split: IdxSplit
-    images: _Header
+    images: idx_file.Header
     labels: _Column
     writers: _Column | None
 
 
 def _plan_split(split: IdxSplit, has_writers: bool) -> _Plan:
-    images = _read_header(split.images)
-    if images.dtype != _DTYPES[_UBYTE] or images.shape[1:] != (_SIDE, _SIDE):
+    images = idx_file.read_header(split.images)
+    if images.dtype != idx_file.UBYTE or images.shape[1:] != (_SIDE, _SIDE):
         raise SourceError(
             str(split.images),
             f"must hold bytes of shape [N, {_SIDE}, {_SIDE}]. Found "
@@ -301,10 +276,10 @@ def _plan_split(split: IdxSplit, has_writers: bool) -> _Plan:
 
 
 def _plan_column(path: pathlib.Path, column: int, count: int, *, name: str) -> _Column:
-    if name == "writer" and _is_text(path):
-        _check_count(path, _count_lines(path), count, unit="lines")
+    if name == "writer" and idx_file.is_text(path):
+        _check_count(path, idx_file.count_lines(path), count, unit="lines")
         return _Column(path=path, header=None, column=0, count=count)
-    header = _read_header(path)
+    header = idx_file.read_header(path)
     rows = header.shape[0]
     if len(header.shape) == 3:
         raise SourceError(str(path), f"must be an idx1 or idx2 file of {name}s.")
@@ -335,7 +310,7 @@ def _read_split(
     plan: _Plan, assign: source.Assign | None, on_bad: source.OnBad
 ) -> Iterator[source.Record]:
     split, index = plan.split, 0
-    images = _read_blocks(plan.images, plan.images.shape[0])
+    images = idx_file.read_blocks(plan.images, plan.images.shape[0])
     try:
         clients = _read_clients(plan, assign)
     except SourceError as error:
@@ -370,7 +345,7 @@ def _read_split(
 
 
 def _read_clients(plan: _Plan, assign: source.Assign | None) -> Iterator[list]:
-    """Yields writers, or the names that a partition gives, _BLOCK at a time.
+    """Yields writers, or the names that a partition gives, idx_file.BLOCK at a time.
 
     Raises:
         SourceError: If the labels that a partition needs cannot be read.
@@ -382,7 +357,10 @@ def _read_clients(plan: _Plan, assign: source.Assign | None) -> Iterator[list]:
     names = source.assign_clients(
         assign, plan.split.split, {"label": np.array(labels, np.int64)}
     )
-    return (list(names[k : k + _BLOCK]) for k in range(0, len(names), _BLOCK))
+    return (
+        list(names[k : k + idx_file.BLOCK])
+        for k in range(0, len(names), idx_file.BLOCK)
+    )
 
 
 def _build_record(
@@ -422,111 +400,3 @@ def _name_writer(writer: int | str) -> str:
     if writer < 0:
         raise ValueError(f"a writer must not be negative. Found {writer}.")
     return f"writer_{writer:04d}"
-
-
-def _open(path: pathlib.Path) -> BinaryIO:
-    """Opens a file; unpacks it where it begins like gzip, whatever its name."""
-    try:
-        stream = path.open("rb")
-        try:
-            is_packed = stream.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-            stream.seek(0)
-        except OSError:
-            stream.close()
-            raise
-    except OSError as error:
-        raise SourceError(str(path), f"cannot be read: {error}.") from error
-    if is_packed:
-        stream.close()
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    return stream
-
-
-def _read_header(path: pathlib.Path) -> _Header:
-    with _open(path) as stream:
-        try:
-            magic = stream.read(4)
-            ndim = magic[3] if len(magic) == 4 else 0
-            dims = stream.read(4 * ndim)
-        except _DAMAGE as error:
-            raise SourceError(str(path), f"is damaged: {error}.") from error
-    is_idx = len(magic) == 4 and magic[:2] == b"\0\0" and ndim in (1, 2, 3)
-    if not is_idx or magic[2] not in _DTYPES:
-        raise SourceError(
-            str(path),
-            "must begin with 00 00, a type (08 bytes, 0c int32) and 1 to 3 dimensions. "
-            f"Found {magic.hex(' ') or 'nothing'}.",
-        )
-    if len(dims) < 4 * ndim:
-        raise SourceError(str(path), "ends in its header.")
-    return _Header(
-        path=path,
-        dtype=_DTYPES[magic[2]],
-        shape=tuple(np.frombuffer(dims, ">u4").tolist()),
-    )
-
-
-def _read_blocks(header: _Header, count: int) -> Iterator[np.ndarray]:
-    """Yields the first `count` records, [<= _BLOCK, ...] at a time."""
-    shape = header.shape[1:]
-    size = math.prod(shape) * header.dtype.itemsize
-    with _open(header.path) as stream:
-        stream.read(header.size)
-        for start in range(0, count, _BLOCK):
-            wanted = min(_BLOCK, count - start)
-            try:
-                data = stream.read(wanted * size)
-                # The end is looked at too: gzip checks its sum there.
-                is_last = start + wanted == header.shape[0]
-                has_more = is_last and len(data) == wanted * size and stream.read(1)
-            except _DAMAGE as error:
-                raise SourceError(
-                    f"{header.path}, record {start}",
-                    f"the file is damaged here or in the next {wanted}: {error}.",
-                ) from error
-            whole = len(data) // size
-            if whole:
-                kept = np.frombuffer(data, header.dtype, count=whole * math.prod(shape))
-                yield kept.reshape(whole, *shape)
-            if whole < wanted:
-                raise SourceError(
-                    f"{header.path}, record {start + whole}",
-                    f"the file ends early: it announces {header.shape[0]} records.",
-                )
-            if has_more:
-                raise SourceError(
-                    f"{header.path}, record {header.shape[0]}",
-                    "the file has more than the records that it announces.",
-                )
-
-
-def _is_text(path: pathlib.Path) -> bool:
-    with _open(path) as stream:
-        try:
-            return stream.read(2) != b"\0\0"
-        except _DAMAGE as error:
-            raise SourceError(str(path), f"is damaged: {error}.") from error
-
-
-def _iterate_lines(path: pathlib.Path) -> Iterator[bytes]:
-    with _open(path) as stream:
-        try:
-            while line := stream.readline(_MAX_LINE):
-                yield line
-        except _DAMAGE as error:
-            raise SourceError(str(path), f"is damaged: {error}.") from error
-
-
-def _count_lines(path: pathlib.Path) -> int:
-    return sum(1 for _ in _iterate_lines(path))
-
-
-def _read_lines(path: pathlib.Path) -> Iterator[list[str]]:
-    block: list[str] = []
-    for line in _iterate_lines(path):
-        block.append(line.decode(errors="replace").removeprefix("\ufeff"))
-        if len(block) == _BLOCK:
-            yield block
-            block = []
-    if block:
-        yield block
