@@ -135,11 +135,9 @@ def _finish(sums: Any, size: int, central_stddev: float) -> Any:
         num_clients=sums["count"],
         fraction_clipped=sums["num_clipped"] / sums["count"],
     )
-    signals = _compute_norms(sums["clipped"], size)
-    dims = dict(zip(PARTS, _divide(sums["clipped"], size), strict=False))
-    for name, signal in signals.items():
-        clipped = sums["clipped_norms"][name]
-        noise = central_stddev * math.sqrt(dims[name].shape[-1])
+    for name, part in _divide(sums["clipped"], size).items():
+        signal, clipped = _compute_norm(part), sums["clipped_norms"][name]
+        noise = central_stddev * math.sqrt(part.shape[-1])
         found[name] = collections.OrderedDict(
             mean_norm=sums["norms"][name] / sums["count"],
             clipped_norm=clipped / sums["count"],
@@ -152,13 +150,15 @@ def _finish(sums: Any, size: int, central_stddev: float) -> Any:
 
 def _compute_norms(vector: tf.Tensor, size: int) -> Any:
     """Returns the norms of the parts, by name."""
-    return collections.OrderedDict(
-        (name, tf.cast(tf.squeeze(compute_l2_norm(part), -1), tf.float32))
-        for name, part in zip(PARTS, _divide(vector, size), strict=False)
-    )
+    parts = _divide(vector, size)
+    return collections.OrderedDict((n, _compute_norm(p)) for n, p in parts.items())
 
 
-def _divide(vector: tf.Tensor, size: int) -> list[tf.Tensor]:
+def _compute_norm(vector: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.squeeze(compute_l2_norm(vector), -1), tf.float32)
+
+
+def _divide(vector: tf.Tensor, size: int) -> dict[str, tf.Tensor]:
     """Returns the whole vector, its representation, and the head if there is one."""
-    parts = [vector, vector[:size]]
-    return parts if vector.shape[-1] == size else [*parts, vector[size:]]
+    parts = dict(zip(PARTS, (vector, vector[:size], vector[size:]), strict=True))
+    return parts if vector.shape[-1] > size else {n: parts[n] for n in PARTS[:2]}

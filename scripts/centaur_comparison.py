@@ -423,13 +423,12 @@ def _diagnose_all(
     make: Callable[[Sequence[Run]], None],
 ) -> list[centaur_comparison_diagnosis.Diagnosis]:
     """Returns what was measured of one run of each method that is measured."""
-    chosen = {
-        method: choices[method, config.get_tuned_epsilon(method, config.shown_epsilon)]
-        for method in config.method_kinds
+    epsilon = config.shown_epsilon
+    points = {
+        method: choices[method, config.get_tuned_epsilon(method, epsilon)].point
+        for method in centaur_comparison_diagnosis.list_methods(config)
     }
-    runs = centaur_comparison_diagnosis.plan_runs(
-        config, {method: choice.point for method, choice in chosen.items()}
-    )
+    runs = centaur_comparison_diagnosis.plan_runs(config, points)
     make(runs)
     return [centaur_comparison_diagnosis.read(config.folder, one) for one in runs]
 

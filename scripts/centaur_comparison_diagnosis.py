@@ -60,17 +60,11 @@ def plan_runs(config: ComparisonConfig, points: Mapping[Method, Point]) -> list[
 
     Args:
         config: The comparison.
-        points: The settings of each method.
+        points: The settings of each method that is measured.
     """
-    return [
-        dataclasses.replace(
-            config.plan_run(
-                method, config.shown_epsilon, config.seeds[0], points[method]
-            ),
-            measures=True,
-        )
-        for method in list_methods(config)
-    ]
+    epsilon, seed = config.shown_epsilon, config.seeds[0]
+    runs = [config.plan_run(method, epsilon, seed, p) for method, p in points.items()]
+    return [dataclasses.replace(run, measures=True) for run in runs]
 
 
 def list_methods(config: ComparisonConfig) -> list[Method]:

@@ -8,6 +8,8 @@ from simulation.population.split import SplitBy, SplitRule
 from simulation.tasks.options import DEFAULT_DATA_DIR
 
 _TABLES = ("csv", "parquet")
+# What a partition is told beside its kind.
+_PARTITION_FIELDS = ("num_clients", "classes_per_client", "data_alpha")
 # The flags that only some formats take, with these formats.
 _TAKEN_BY = {
     "leaf_dataset": ("leaf",),
@@ -21,12 +23,8 @@ _TAKEN_BY = {
     "text_columns": _TABLES,
     "feature_columns": _TABLES,
     "labels": _TABLES,
-    **dict.fromkeys(
-        ("partition", "num_clients", "classes_per_client", "data_alpha"),
-        ("idx", "cifar", "images"),
-    ),
+    **dict.fromkeys(("partition", *_PARTITION_FIELDS), ("idx", "cifar", "images")),
 }
-_PARTITION_FIELDS = ("num_clients", "classes_per_client", "data_alpha")
 # Of the flags that are never unset.
 DEFAULTS = {
     "test_fraction": 0.1,
@@ -124,16 +122,14 @@ class PreparationConfig:
                     )
         if self.format == "idx":
             # Its users are the writers, or else clients of a partition.
-            has_writers = self.partition is None
-            unused = ("writers", "test_writers")
-            for name in _PARTITION_FIELDS if has_writers else unused:
+            rule, unused = "with", ["writers", "test_writers"]
+            if self.partition is None:
+                rule, unused = "without", list(_PARTITION_FIELDS)
+            for name in unused:
                 if getattr(self, name) is not None:
-                    rule = (
-                        "without a `partition`" if has_writers else "with a `partition`"
-                    )
                     raise ValueError(
-                        f"`{name}` must be unset for idx files {rule}. Found "
-                        f"{getattr(self, name)!r}."
+                        f"`{name}` must be unset for idx files {rule} a `partition`. "
+                        f"Found {getattr(self, name)!r}."
                     )
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(

@@ -87,8 +87,7 @@ class IdxSource(source.Source):
         if not splits:
             raise ValueError("`splits` must not be empty.")
         self.splits = tuple(splits)
-        self._assign = assign
-        self._plans = [_plan_split(split, assign is None) for split in self.splits]
+        self._plans = [_plan_split(split, assign) for split in self.splits]
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
@@ -108,7 +107,7 @@ class IdxSource(source.Source):
     def read(self, on_bad: source.OnBad) -> Iterator[source.Record]:
         """Yields the images by split, in the order of the files."""
         for plan in self._plans:
-            yield from _read_split(plan, self._assign, on_bad)
+            yield from _read_split(plan, on_bad)
 
 
 def find_idx_files(folder: pathlib.Path) -> tuple[IdxSplit, ...]:
@@ -243,15 +242,15 @@ class _Column:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """A split whose headers were read."""
+    """A split whose headers were read: its clients are writers, or a partition's."""
 
     split: IdxSplit
     images: idx_file.Header
     labels: _Column
-    writers: _Column | None
+    clients: _Column | source.Assign
 
 
-def _plan_split(split: IdxSplit, has_writers: bool) -> _Plan:
+def _plan_split(split: IdxSplit, assign: source.Assign | None) -> _Plan:
     images = idx_file.read_header(split.images)
     if images.dtype != idx_file.UBYTE or images.shape[1:] != (_SIDE, _SIDE):
         raise SourceError(
@@ -261,8 +260,8 @@ def _plan_split(split: IdxSplit, has_writers: bool) -> _Plan:
         )
     count = images.shape[0]
     labels = _plan_column(split.labels, split.label_column, count, name="label")
-    if not has_writers:
-        return _Plan(split=split, images=images, labels=labels, writers=None)
+    if assign is not None:
+        return _Plan(split=split, images=images, labels=labels, clients=assign)
     if split.writers is None and labels.header and len(labels.header.shape) == 1:
         raise SourceError(
             str(split.labels),
@@ -272,7 +271,7 @@ def _plan_split(split: IdxSplit, has_writers: bool) -> _Plan:
         )
     path = split.labels if split.writers is None else split.writers
     writers = _plan_column(path, split.writer_column, count, name="writer")
-    return _Plan(split=split, images=images, labels=labels, writers=writers)
+    return _Plan(split=split, images=images, labels=labels, clients=writers)
 
 
 def _plan_column(path: pathlib.Path, column: int, count: int, *, name: str) -> _Column:
@@ -306,13 +305,11 @@ def _check_count(path: pathlib.Path, found: int, count: int, *, unit: str) -> No
         )
 
 
-def _read_split(
-    plan: _Plan, assign: source.Assign | None, on_bad: source.OnBad
-) -> Iterator[source.Record]:
+def _read_split(plan: _Plan, on_bad: source.OnBad) -> Iterator[source.Record]:
     split, index = plan.split, 0
     images = idx_file.read_blocks(plan.images, plan.images.shape[0])
     try:
-        clients = _read_clients(plan, assign)
+        clients = _read_clients(plan)
     except SourceError as error:
         on_bad(error)
         return
@@ -344,18 +341,17 @@ def _read_split(
             index += 1
 
 
-def _read_clients(plan: _Plan, assign: source.Assign | None) -> Iterator[list]:
+def _read_clients(plan: _Plan) -> Iterator[list]:
     """Yields writers, or the names that a partition gives, idx_file.BLOCK at a time.
 
     Raises:
         SourceError: If the labels that a partition needs cannot be read.
     """
-    if plan.writers is not None or assign is None:
-        assert plan.writers is not None
-        return plan.writers.read()
+    if isinstance(plan.clients, _Column):
+        return plan.clients.read()
     labels = [label for block in plan.labels.read() for label in block]
     names = source.assign_clients(
-        assign, plan.split.split, {"label": np.array(labels, np.int64)}
+        plan.clients, plan.split.split, {"label": np.array(labels, np.int64)}
     )
     return (
         list(names[k : k + idx_file.BLOCK])
@@ -372,8 +368,8 @@ def _build_record(
             f"the label must be in [0, {NUM_CLASSES}). Found {label}.",
         )
     client_id = str(client)
-    if plan.writers is not None:
-        place = f"{plan.writers.path}, record {index}"
+    if isinstance(plan.clients, _Column):
+        place = f"{plan.clients.path}, record {index}"
         try:
             client_id = _name_writer(client)
         except ValueError as error:

@@ -23,6 +23,7 @@ from scripts.preparation_config import PreparationConfig
 from simulation import process
 from simulation.population.manifest import read_manifest
 from tests.scripts import runs
+from tests.simulation.sources import idx_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "scripts.prepare_data"]
@@ -65,13 +66,6 @@ def read_rows(path: pathlib.Path) -> list[tuple]:
 NPZ = ("--format=npz", "--input=.", "--name=x")
 IMAGES = ("--format=images", "--input=.", "--name=x")
 TABLE = ("--user_column=user", "--label_column=label", "--name=mine")
-
-
-def write_idx(path: pathlib.Path, values: np.ndarray) -> None:
-    """Writes bytes as an idx file of as many dimensions."""
-    sizes = np.array(values.shape, ">i4").tobytes()
-    head = bytes([0, 0, 8, values.ndim])
-    path.write_bytes(head + sizes + values.astype(np.uint8).tobytes())
 
 
 class TestFlags:
@@ -402,9 +396,9 @@ def test_digits_without_writers_are_divided(tmp_path, prepare):
     for split, count in (("train", 60), ("test", 30)):
         stem = folder / f"emnist-digits-{split}"
         images = rng.integers(256, size=[count, 28, 28])
-        write_idx(stem.with_name(f"{stem.name}-images-idx3-ubyte"), images)
+        idx_files.write(stem.with_name(f"{stem.name}-images-idx3-ubyte"), images)
         labels = np.arange(count) % 6
-        write_idx(stem.with_name(f"{stem.name}-labels-idx1-ubyte"), labels)
+        idx_files.write(stem.with_name(f"{stem.name}-labels-idx1-ubyte"), labels)
     common = ("--format=idx", f"--input={folder}", "--name=x")
     with pytest.raises(process.UserError, match="names no writers.*`partition`"):
         prepare(*common)

@@ -3,7 +3,6 @@
 import collections
 import gzip
 import pathlib
-import struct
 import subprocess
 import sys
 
@@ -12,26 +11,12 @@ import pytest
 
 from simulation.sources import idx, source
 from simulation.sources.source import SourceError
+from tests.simulation.sources import idx_files
 
 _MNIST = pathlib.Path(__file__).parents[4] / "shared" / "data" / "mnist"
 needs_mnist = pytest.mark.skipif(
     not _MNIST.is_dir(), reason=f"the real MNIST files are absent: {_MNIST}"
 )
-
-
-def _pack(array, *, code, pack=False):
-    """Returns the bytes of an idx file, put together without NumPy's byte orders."""
-    data = struct.pack(">BBBB", 0, 0, code, np.ndim(array))
-    data += struct.pack(f">{np.ndim(array)}I", *np.shape(array))
-    kind = {0x08: "B", 0x0C: "i", 0x0D: "f"}[code]
-    values = np.ravel(array).tolist()
-    data += struct.pack(f">{len(values)}{kind}", *values)
-    return gzip.compress(data) if pack else data
-
-
-def _write(path, array, *, code=0x08, pack=False):
-    path.write_bytes(_pack(array, code=code, pack=pack))
-    return path
 
 
 def _draw_images(count, seed=0):
@@ -59,8 +44,8 @@ def qmnist(tmp_path):
     extended[:, 2] = [7, 2107, 7, 1, 1]
     return idx.IdxSplit(
         split=source.TEST,
-        images=_write(tmp_path / "images.gz", _draw_images(3), pack=True),
-        labels=_write(tmp_path / "labels", extended, code=0x0C),
+        images=idx_files.write(tmp_path / "images.gz", _draw_images(3), pack=True),
+        labels=idx_files.write(tmp_path / "labels", extended, code=0x0C),
     )
 
 
@@ -103,9 +88,9 @@ class TestValues:
         images[0, 2, 20] = 255
         split = idx.IdxSplit(
             split=source.TRAIN,
-            images=_write(tmp_path / "i", images),
-            labels=_write(tmp_path / "l", [5]),
-            writers=_write(tmp_path / "w", [3]),
+            images=idx_files.write(tmp_path / "i", images),
+            labels=idx_files.write(tmp_path / "l", [5]),
+            writers=idx_files.write(tmp_path / "w", [3]),
         )
         pixels = _read([split])[0].features["pixels"]
         assert pixels[2, 20] == 0.0
@@ -126,8 +111,8 @@ class TestValues:
         splits = [
             idx.IdxSplit(
                 split=name,
-                images=_write(tmp_path / f"{name}_i", _draw_images(3, seed)),
-                labels=_write(tmp_path / f"{name}_l", [4, seed, 6]),
+                images=idx_files.write(tmp_path / f"{name}_i", _draw_images(3, seed)),
+                labels=idx_files.write(tmp_path / f"{name}_l", [4, seed, 6]),
             )
             for seed, name in enumerate((source.TRAIN, source.TEST))
         ]
@@ -154,7 +139,7 @@ class TestValues:
 
     def test_other_columns(self, tmp_path, qmnist):
         extended = np.arange(24).reshape(3, 8)
-        labels = _write(tmp_path / "other", extended, code=0x0C)
+        labels = idx_files.write(tmp_path / "other", extended, code=0x0C)
         split = idx.IdxSplit(
             split=source.TRAIN,
             images=qmnist.images,
@@ -177,8 +162,8 @@ class TestValues:
         writers.write_bytes(gzip.compress(text) if pack else text)
         split = idx.IdxSplit(
             split=source.TRAIN,
-            images=_write(tmp_path / "i", _draw_images(3)),
-            labels=_write(tmp_path / "l", [1, 2, 3], code=0x0C),
+            images=idx_files.write(tmp_path / "i", _draw_images(3)),
+            labels=idx_files.write(tmp_path / "l", [1, 2, 3], code=0x0C),
             writers=writers,
         )
         assert [r.client_id for r in _read([split])] == [
@@ -192,7 +177,7 @@ class TestValues:
         split = idx.IdxSplit(
             split=source.TRAIN,
             images=qmnist.images,
-            labels=_write(tmp_path / "plain", [1, 2, 3]),
+            labels=idx_files.write(tmp_path / "plain", [1, 2, 3]),
             writers=qmnist.labels,
         )
         records = _read([split])
@@ -208,8 +193,8 @@ class TestValues:
         writers.write_text("".join(f"{n}\n" for n in range(count)))
         split = idx.IdxSplit(
             split=source.TRAIN,
-            images=_write(tmp_path / "i", images, pack=True),
-            labels=_write(tmp_path / "l", np.arange(count) % 62),
+            images=idx_files.write(tmp_path / "i", images, pack=True),
+            labels=idx_files.write(tmp_path / "l", np.arange(count) % 62),
             writers=writers,
         )
         records = _read([split])
@@ -227,9 +212,9 @@ class TestErrors:
 
     def _split(self, tmp_path, **changes):
         files = {
-            "images": _pack(_draw_images(3), code=0x08),
-            "labels": _pack([1, 2, 3], code=0x08),
-            "writers": _pack([4, 5, 6], code=0x0C),
+            "images": idx_files.pack_array(_draw_images(3), code=0x08),
+            "labels": idx_files.pack_array([1, 2, 3], code=0x08),
+            "writers": idx_files.pack_array([4, 5, 6], code=0x0C),
         } | changes
         for name, content in files.items():
             if content is not None:
@@ -247,14 +232,46 @@ class TestErrors:
             ({"images": b"\x01\x00\x08\x03" + bytes(12)}, "images", "01 00 08 03"),
             ({"images": b""}, "images", "Found nothing"),
             ({"labels": b"\0\0\x08\x01\0\0"}, "labels", "ends in its header"),
-            ({"labels": _pack([1.0] * 3, code=0x0D)}, "labels", "00 00 0d 01"),
-            ({"images": _pack([1, 2, 3], code=0x08)}, "images", r"\[N, 28, 28\]"),
-            ({"images": _pack(np.ones([3, 8, 8], int), code=8)}, "images", "8, 8"),
-            ({"images": _pack(_draw_images(3), code=0x0C)}, "images", "int32"),
-            ({"labels": _pack([1, 2], code=8)}, "labels", "3 images. Found 2 records"),
-            ({"labels": _pack([1] * 4, code=8)}, "labels", "Found 4 records"),
-            ({"labels": _pack(_draw_images(3), code=8)}, "labels", "idx1 or idx2"),
-            ({"writers": _pack([1] * 4, code=8)}, "writers", "Found 4 records"),
+            (
+                {"labels": idx_files.pack_array([1.0] * 3, code=0x0D)},
+                "labels",
+                "00 00 0d 01",
+            ),
+            (
+                {"images": idx_files.pack_array([1, 2, 3], code=0x08)},
+                "images",
+                r"\[N, 28, 28\]",
+            ),
+            (
+                {"images": idx_files.pack_array(np.ones([3, 8, 8], int), code=8)},
+                "images",
+                "8, 8",
+            ),
+            (
+                {"images": idx_files.pack_array(_draw_images(3), code=0x0C)},
+                "images",
+                "int32",
+            ),
+            (
+                {"labels": idx_files.pack_array([1, 2], code=8)},
+                "labels",
+                "3 images. Found 2 records",
+            ),
+            (
+                {"labels": idx_files.pack_array([1] * 4, code=8)},
+                "labels",
+                "Found 4 records",
+            ),
+            (
+                {"labels": idx_files.pack_array(_draw_images(3), code=8)},
+                "labels",
+                "idx1 or idx2",
+            ),
+            (
+                {"writers": idx_files.pack_array([1] * 4, code=8)},
+                "writers",
+                "Found 4 records",
+            ),
             ({"writers": b"writer\n1\n2\n3\n"}, "writers", "Found 4 lines"),
             ({"writers": b""}, "writers", "Found 0 lines"),
             ({"writers": gzip.compress(b"1\n2\n3\n")[:-9]}, "writers", "is damaged"),
@@ -267,13 +284,13 @@ class TestErrors:
         assert error.value.place == str(tmp_path / file)
 
     def test_too_few_extended_labels(self, tmp_path):
-        extended = _pack(np.zeros([2, 8], int), code=0x0C)
+        extended = idx_files.pack_array(np.zeros([2, 8], int), code=0x0C)
         split = self._split(tmp_path, labels=extended, writers=None)
         with pytest.raises(SourceError, match="labels: .* 3 images. Found 2 rows"):
             idx.IdxSource(splits=[split])
 
     def test_missing_column(self, tmp_path):
-        extended = _pack(np.zeros([3, 2], int), code=0x0C)
+        extended = idx_files.pack_array(np.zeros([3, 2], int), code=0x0C)
         split = self._split(tmp_path, labels=extended, writers=None)
         with pytest.raises(SourceError, match="`writer_column` .* 2 columns. Found 2"):
             idx.IdxSource(splits=[split])
@@ -290,7 +307,9 @@ class TestErrors:
             idx.IdxSource(splits=[split])
 
     def test_labels_out_of_range(self, tmp_path):
-        split = self._split(tmp_path, labels=_pack([62, 61, -1], code=0x0C))
+        split = self._split(
+            tmp_path, labels=idx_files.pack_array([62, 61, -1], code=0x0C)
+        )
         records, errors = _read_with_errors([split])
         assert [r.features["label"] for r in records] == [61]
         assert records[0].client_id == "writer_0005"
@@ -305,7 +324,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("writers", "found"),
         [
-            (_pack([4, -5, 6], code=0x0C), "negative. Found -5"),
+            (idx_files.pack_array([4, -5, 6], code=0x0C), "negative. Found -5"),
             (b"4\n\n6\n", "Found '\\n'"),
             (b"4\nann,7\n6\n", "Found 'ann,7\\n'"),
             (b"4\n\xff\n6\n", "UTF-8"),
@@ -321,8 +340,8 @@ class TestErrors:
     @pytest.mark.parametrize("name", ["images", "labels"])
     def test_truncated(self, tmp_path, name):
         whole = {
-            "images": _pack(_draw_images(3), code=0x08),
-            "labels": _pack([1, 2, 3], code=0x0C),
+            "images": idx_files.pack_array(_draw_images(3), code=0x08),
+            "labels": idx_files.pack_array([1, 2, 3], code=0x0C),
         }
         split = self._split(tmp_path, **(whole | {name: whole[name][:-1]}))
         records, errors = _read_with_errors([split])
@@ -333,9 +352,9 @@ class TestErrors:
     @pytest.mark.parametrize("name", ["images", "labels", "writers"])
     def test_more_than_announced(self, tmp_path, name):
         whole = {
-            "images": _pack(_draw_images(3), code=0x08),
-            "labels": _pack([1, 2, 3], code=0x08),
-            "writers": _pack([1, 2, 3], code=0x08),
+            "images": idx_files.pack_array(_draw_images(3), code=0x08),
+            "labels": idx_files.pack_array([1, 2, 3], code=0x08),
+            "writers": idx_files.pack_array([1, 2, 3], code=0x08),
         }
         split = self._split(tmp_path, **(whole | {name: whole[name] + b"\0"}))
         records, errors = _read_with_errors([split])
@@ -344,7 +363,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("cut", ["end", "middle"])
     def test_damaged_gzip(self, tmp_path, cut):
-        packed = _pack(_draw_images(3), code=0x08, pack=True)
+        packed = idx_files.pack_array(_draw_images(3), code=0x08, pack=True)
         if cut == "end":
             packed = packed[:-20]
         else:
