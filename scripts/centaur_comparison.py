@@ -6,6 +6,7 @@ those runs nothing else is read.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -96,18 +97,20 @@ class Findings:
     diagnoses: tuple[centaur_comparison_diagnosis.Diagnosis, ...] = ()
 
 
-def run(config: ComparisonConfig, *, execute: Execute = run_in_workers) -> Findings:
+def run(config: ComparisonConfig, *, execute: Execute | None = None) -> Findings:
     """Makes all runs, prints what they say, and writes it down.
 
     Args:
         config: The configuration.
-        execute: Makes the runs that are not finished.
+        execute: Makes the runs that are not finished; unset, processes do.
 
     Raises:
         UserError: For anything the user can mend.
     """
     stamp = centaur_comparison_runs.build_stamp(config)
     settings = centaur_comparison_runs.describe_settings(config, stamp)
+    if execute is None:
+        execute = functools.partial(run_in_workers, parallel_runs=config.parallel_runs)
     print(centaur_comparison_report.describe_start(config, stamp), flush=True)
     with process.user_errors(OSError, run_folder.RunFolderError):
         with run_folder.open_run_folder(config.folder, settings), _hint_at_resuming():

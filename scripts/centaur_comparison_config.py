@@ -77,6 +77,7 @@ class ComparisonConfig(CentaurConfig):
     grid_stand_alone_lrs: tuple[float, ...] | None
     grid_stand_alone_epochs: tuple[int, ...] | None
     diagnose: bool
+    parallel_runs: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -251,7 +252,14 @@ class ComparisonConfig(CentaurConfig):
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields that decide the result."""
         values = super().to_dict()
-        for name in ("method", "epsilon", "measure_updates", "evaluate_test"):
+        # Of each run another, or without an effect on what it comes to.
+        for name in (
+            "method",
+            "epsilon",
+            "measure_updates",
+            "evaluate_test",
+            "parallel_runs",
+        ):
             del values[name]
         return values
 

@@ -45,44 +45,81 @@ def run_here(configs: Sequence[CentaurConfig], on_done: Callable[[], None]) -> N
 
 
 def run_in_workers(
-    configs: Sequence[CentaurConfig], on_done: Callable[[], None]
+    configs: Sequence[CentaurConfig],
+    on_done: Callable[[], None],
+    *,
+    parallel_runs: int = 1,
 ) -> None:
     """Makes runs in processes of their own.
 
+    Args:
+        configs: The runs.
+        on_done: Called when a run is finished.
+        parallel_runs: How many processes there are at a time.
+
     Raises:
-        UserError: If a process ends early. It has printed why.
+        UserError: If a process ends early. It has printed why; the others are ended.
     """
-    for start in range(0, len(configs), _RUNS_EACH):
-        _run_batch(configs[start : start + _RUNS_EACH], on_done)
+    # No process is left with a batch while others have nothing to do.
+    size = max(1, min(_RUNS_EACH, len(configs) // (2 * parallel_runs)))
+    batches = [configs[start : start + size] for start in range(0, len(configs), size)]
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running: list[_Batch] = []
+        while batches or running:
+            while batches and len(running) < parallel_runs:
+                queue = folder / f"{len(batches)}.json"
+                running.append(_Batch(batches.pop(0), queue))
+                stack.callback(process.end_child, running[-1].child)
+            # Whoever ended before its folders are looked at has written all of them.
+            ended = [batch for batch in running if batch.child.poll() is not None]
+            for _ in range(sum(batch.take_finished() for batch in running)):
+                on_done()
+            for batch in ended:
+                running.remove(batch)
+                _check_exit(batch.child.returncode)
+            if not ended:
+                time.sleep(_POLL_SECONDS)
 
 
-def _run_batch(configs: Sequence[CentaurConfig], on_done: Callable[[], None]) -> None:
-    waiting = [
-        pathlib.Path(config.output_root) / str(config.experiment) / RESULTS_NAME
-        for config in configs
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        queue = pathlib.Path(folder) / "queue.json"
+class _Batch:
+    """A process that makes a few runs.
+
+    Attributes:
+        child: The process.
+    """
+
+    def __init__(self, configs: Sequence[CentaurConfig], queue: pathlib.Path) -> None:
+        """Starts it.
+
+        Args:
+            configs: The runs.
+            queue: The file that tells it of them, which this writes.
+        """
+        self._waiting = [
+            pathlib.Path(config.output_root) / str(config.experiment) / RESULTS_NAME
+            for config in configs
+        ]
         queue.write_text(
             json.dumps([_get_fields(config) for config in configs]), encoding="utf-8"
         )
         command = [sys.executable, "-m", _MODULE, f"--{_FLAG}={queue}"]
-        child = process.start_child(command)
-        try:
-            is_running = True
-            while is_running:
-                is_running = child.poll() is None
-                while waiting and waiting[0].exists():
-                    waiting.pop(0)
-                    on_done()
-                if is_running:
-                    time.sleep(_POLL_SECONDS)
-        finally:
-            process.end_child(child)
-    if child.returncode:
+        self.child = process.start_child(command)
+
+    def take_finished(self) -> int:
+        """Returns how many runs are finished since it was last asked."""
+        before = len(self._waiting)
+        while self._waiting and self._waiting[0].exists():
+            self._waiting.pop(0)
+        return before - len(self._waiting)
+
+
+def _check_exit(code: int) -> None:
+    """Raises UserError for a process that failed."""
+    if code:
         raise process.UserError(
-            f"a run ended with exit code {child.returncode}, and said why above; the "
-            "same command goes on from there"
+            f"a run ended with exit code {code}, and said why above; the same command "
+            "goes on from there"
         )
 
 

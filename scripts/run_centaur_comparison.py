@@ -76,6 +76,14 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "norms by part, clip rates, signal to noise",
         flag_values=values,
     )
+    flags.DEFINE_integer(
+        "parallel_runs",
+        1,
+        "runs at a time, each in a process of its own with all cores and the memory of "
+        "a run",
+        lower_bound=1,
+        flag_values=values,
+    )
     _define_tuning_flags(values)
     # --help lists what the main module declares.
     for name in set(values) - before:

@@ -453,7 +453,7 @@ class TestProgram:
     @pytest.mark.slow
     def test_runs_in_processes_of_their_own(self, tmp_path, monkeypatch):
         monkeypatch.chdir(runs.ROOT)
-        config = parse(
+        given = (
             "--model=small_mlp",
             "--methods=stand_alone",
             "--stand_alone_epochs=2",
@@ -462,12 +462,16 @@ class TestProgram:
             "--grid_clips=1",
             "--seeds=1,2",
             "--device=cpu",
-            f"--output_root={tmp_path}",
         )
+        config = parse(*given, f"--output_root={tmp_path / 'one'}")
         assert config.folder.name == "centaur_comparison"
         findings = centaur_comparison.run(config)
         assert len(findings.outcomes) == 2
         centaur_comparison.run(config, execute=refuse)
+        beside = parse(
+            *given, "--parallel_runs=2", f"--output_root={tmp_path / 'beside'}"
+        )
+        assert centaur_comparison.run(beside).outcomes == findings.outcomes
 
     @pytest.mark.slow
     def test_a_run_that_fails_ends_the_comparison(self, tmp_path, monkeypatch, capfd):
