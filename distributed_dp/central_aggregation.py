@@ -124,17 +124,18 @@ def build_central_process(
 
 def _clip(vector: tf.Tensor, l2_clip: float | None) -> tuple[tf.Tensor, Any]:
     """Drops a non-finite update, clips, and measures."""
-    norm = tf.squeeze(compute_l2_norm(vector), -1)
-    is_finite = tf.math.is_finite(norm)
-    vector = tf.where(is_finite, vector, tf.zeros_like(vector))
-    norm = tf.where(is_finite, norm, tf.zeros_like(norm))
-    is_clipped = tf.constant(False)
-    if l2_clip is not None:
+    if l2_clip is None:
+        norm = compute_l2_norm(vector)
+        vector = tf.where(tf.math.is_finite(norm), vector, tf.zeros_like(vector))
+    else:
         # The query squares in float32 and makes a norm above 1.8e19 a NaN.
-        vector, _ = clip_by_l2_norm(vector, l2_clip)
+        vector, norm = clip_by_l2_norm(vector, l2_clip)
         query = tfp.GaussianSumQuery(l2_clip, 0.0)
         vector = query.preprocess_record(tf.constant(l2_clip, tf.float32), vector)
-        is_clipped = norm > l2_clip
+    norm = tf.squeeze(norm, -1)
+    is_finite = tf.math.is_finite(norm)
+    norm = tf.where(is_finite, norm, tf.zeros_like(norm))
+    is_clipped = tf.constant(False) if l2_clip is None else norm > l2_clip
     counts = collections.OrderedDict(
         arrived=tf.constant(1, tf.int32),
         clipped=tf.cast(is_clipped, tf.float32),
