@@ -6,6 +6,7 @@ The rule of the budget is in `scripts/run_centaur_comparison.py`.
 import dataclasses
 import itertools
 import math
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from scripts.axis_flag import check_axis
 from scripts.centaur_config import OWN_FIELDS, CentaurConfig, Method
 
 MIN_SEEDS = 2
+# Whose updates --diagnose measures.
+DIAGNOSED = (Method.CENTAUR, Method.FEDAVG_FB, Method.PPSGD_AUTHORS)
 _DEFAULT_FOLDER = "centaur_comparison"
 # Settings of one run, by the names of their flags.
 Point = Mapping[str, float]
@@ -126,6 +129,18 @@ class ComparisonConfig(CentaurConfig):
             )
         if self.diagnose and self.adaptive_clip:
             raise ValueError("`diagnose` must be off with `adaptive_clip`. Found True.")
+        if self.diagnose and not set(DIAGNOSED).intersection(self.method_kinds):
+            names = ", ".join(method.value for method in DIAGNOSED)
+            raise ValueError(
+                f"`diagnose` must be off without any of the methods {names}. Found "
+                f"{self.methods!r}."
+            )
+        cores = os.cpu_count() or 1
+        if self.parallel_runs > cores:
+            raise ValueError(
+                f"`parallel_runs` must be at most the number of cores, {cores}. Found "
+                f"{self.parallel_runs!r}."
+            )
         self._check_grids()
 
     @property

@@ -14,11 +14,15 @@ import numpy as np
 
 from centaur.diagnosis import MEASURED
 from scripts import centaur_comparison_runs
-from scripts.centaur_comparison_config import ComparisonConfig, Point, Run
+from scripts.centaur_comparison_config import (
+    DIAGNOSED,
+    ComparisonConfig,
+    Point,
+    Run,
+)
 from scripts.centaur_config import Method
 from simulation import run_folder, table
 
-METHODS = (Method.CENTAUR, Method.FEDAVG_FB, Method.PPSGD_AUTHORS)
 _NAME = "diagnosis.csv"
 
 
@@ -71,7 +75,7 @@ def list_methods(config: ComparisonConfig) -> list[Method]:
     """Returns the methods that are measured."""
     if not config.diagnose:
         return []
-    return [method for method in METHODS if method in config.method_kinds]
+    return [method for method in DIAGNOSED if method in config.method_kinds]
 
 
 def read(folder: pathlib.Path, run: Run) -> Diagnosis:

@@ -252,7 +252,7 @@ def _draw_curves(axes: Any, findings: Findings) -> None:
         curves = [dict(one.curve) for one in own]
         rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
         means = [np.mean([curve[number] for curve in curves]) for number in rounds]
-        axes.plot(rounds, means, color=color)
+        axes.plot(rounds, means, color=color, marker="o" if len(rounds) == 1 else "")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(
         xlabel=f"round, at epsilon {epsilon:g}",

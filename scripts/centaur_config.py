@@ -189,8 +189,9 @@ class CentaurConfig(TrainingConfig):
         """Raises ValueError where the method does not take what is given."""
         for name, (methods, default) in OWN_FIELDS.items():
             if self.method_kind not in methods and getattr(self, name) != default:
+                wanted = "unset" if default is None else default
                 raise ValueError(
-                    f"`{name}` must be {default} for the method {self.method}. Found "
+                    f"`{name}` must be {wanted} for the method {self.method}. Found "
                     f"{getattr(self, name)!r}."
                 )
 

@@ -26,8 +26,9 @@ _CAVEATS = (
 )
 _HEAD_CAVEAT = (
     "the clients' own heads: all users' models together are joint-DP only, that is, "
-    "user i's own model is not private against whoever is given it; heads.npz and the "
-    "heads in the checkpoints are the users' own and never a part of model.npz"
+    "user i's own model is not private against whoever is given it; heads that are "
+    "written, to heads.npz and beside checkpoints, are the users' own and never a part "
+    "of model.npz"
 )
 
 _SHARE_CAVEAT = (
@@ -51,7 +52,7 @@ def _build_parts(
     task: Task,
     model: Model,
     cohorts: cohort.CohortSampler,
-    root: seeds.RootSeed,
+    open_root: seeds.RootSeed,
 ) -> ProgramParts:
     del cohorts
     assert isinstance(config, CentaurConfig)
@@ -63,14 +64,14 @@ def _build_parts(
     )
     split = build_split_model(model, config.split_layer)
     algorithm = build_algorithm(config, split)
-    weights = training.build_initial_weights(model, root)
+    weights = training.build_initial_weights(model, open_root)
     evaluation = PersonalEvaluation(
         algorithm.final_fit,
         shared=algorithm.initialize_global(weights),
         own=algorithm.initialize_own_head(weights),
         train=data.train,
         batch_size=config.batch_size,
-        root=root,
+        root=open_root,
         num_kept_weights=split.num_head_weights,
     )
     return ProgramParts(
@@ -232,9 +233,17 @@ def _describe(
         "clients": f"{rounds}; {decay}",
         "sent": sent,
         "own models": f"{own}; made on a client's training part alone",
-        "evaluated": "each client's own model, on its own validation "
-        + ("and test parts" if config.evaluate_test else "part; test parts left alone"),
+        "evaluated": _describe_evaluated(config),
     }
+
+
+def _describe_evaluated(config: CentaurConfig) -> str:
+    if not config.keeps_diagnostics:
+        return "nothing"
+    text = "each client's own model, on its own validation "
+    if config.evaluate_test:
+        return f"{text}and test parts"
+    return f"{text}part; test parts left alone"
 
 
 PROGRAM = distributed_training.Program(name="run_centaur", build_parts=_build_parts)

@@ -1,6 +1,7 @@
 """One run of run_distributed_dp: from a configuration to a run folder."""
 
 import dataclasses
+import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ from simulation.tasks import load_task
 from simulation.tasks.task import Task
 
 _RESULTS_NAME = "results.json"
+_OPEN_ROOT_NAME, _OPEN_ROOT = "open_seed.json", "seed"
 _PLOT_NAME = "plot.png"
 # Of each test user: the final model, and the user's own.
 _CLIENTS_NAME = "test_users"
@@ -115,8 +117,8 @@ class Program:
 
     Attributes:
         name: Its name, in config.json.
-        build_parts: Of a configuration, its task, model, cohorts and the root of its
-            streams, its own parts.
+        build_parts: Of a configuration, its task, model, cohorts and the open root,
+            its own parts.
     """
 
     name: str
@@ -142,11 +144,15 @@ class _Run:
         config: The configuration.
         program: The program that it is one of.
         parts: What the program makes of it.
-        task: The task.
+        given_task: The task as the flags say it.
+        task: The same as the program has it.
         model: The model.
         cohorts: Who joins which round.
         plans: The mechanisms.
         root: The root of the streams.
+        open_root: The root of what is no secret: the initial model, and the order of
+            examples where clients' own models are made to be evaluated. An unseeded
+            run keeps it in its folder, so that these stay the same when it goes on.
         engine: What runs the computations.
         evaluated: The test examples that are evaluated.
     """
@@ -154,11 +160,13 @@ class _Run:
     config: TrainingConfig
     program: Program
     parts: ProgramParts
+    given_task: Task
     task: Task
     model: Model
     cohorts: cohort.CohortSampler
     plans: Sequence[MechanismPlan]
     root: seeds.RootSeed
+    open_root: seeds.RootSeed
     engine: execution.Execution
     evaluated: evaluation.EvaluationSet
 
@@ -179,9 +187,14 @@ def run(config: TrainingConfig, program: Program = DISTRIBUTED_DP) -> RunOutcome
         planned = _plan_run(config, program)
         settings = _describe_settings(planned)
         path = choose_folder(config, settings)
+        stored = None if planned.root.reproducible else _read_open_root(path)
+        if stored is not None:
+            planned = _use_open_root(planned, stored)
         trainings = [_build_training(planned, plan) for plan in planned.plans]
     with process.user_errors(*_USER_ERRORS):
         with run_folder.open_run_folder(path, settings) as folder:
+            if not planned.root.reproducible and stored is None:
+                _write_open_root(path, planned.open_root)
             print(_describe_run(planned, path), flush=True)
             if (path / _RESULTS_NAME).exists():
                 print("This folder holds this run, finished: its results once more.")
@@ -216,6 +229,7 @@ def run(config: TrainingConfig, program: Program = DISTRIBUTED_DP) -> RunOutcome
 def _plan_run(config: TrainingConfig, program: Program) -> _Run:
     """Makes everything that a run needs, and touches no file of its own."""
     root = seeds.build_root_seed(config.seed)
+    open_root = root if root.reproducible else seeds.build_root_seed(None)
     # Before anything uses TensorFlow: it sets how many threads an op may take.
     engine = execution.set_execution_context(
         execution.Engine(config.engine),
@@ -238,8 +252,8 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         num_epochs=config.epochs_per_round,
     )
     cohorts = _build_cohorts(config, task, root)
-    parts = program.build_parts(config, task, model, cohorts, root)
-    task = parts.task or task
+    parts = program.build_parts(config, task, model, cohorts, open_root)
+    given_task, task = task, parts.task or task
     plans = build_plans(
         config,
         num_clients=task.num_clients,
@@ -255,14 +269,52 @@ def _plan_run(config: TrainingConfig, program: Program) -> _Run:
         config=config,
         program=program,
         parts=parts,
+        given_task=given_task,
         task=task,
         model=model,
         cohorts=cohorts,
         plans=plans,
         root=root,
+        open_root=open_root,
         engine=engine,
         evaluated=evaluated,
     )
+
+
+def _use_open_root(planned: _Run, open_root: seeds.RootSeed) -> _Run:
+    """Returns the run with another open root."""
+    task = planned.given_task
+    parts = planned.program.build_parts(
+        planned.config, task, planned.model, planned.cohorts, open_root
+    )
+    return dataclasses.replace(
+        planned, parts=parts, task=parts.task or task, open_root=open_root
+    )
+
+
+def _read_open_root(path: pathlib.Path) -> seeds.RootSeed | None:
+    """Returns the open root of the run in a folder, None where there is none.
+
+    Raises:
+        RunFolderError: If it cannot be read.
+    """
+    file = path / _OPEN_ROOT_NAME
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return seeds.RootSeed(int(content[_OPEN_ROOT], 16), reproducible=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise run_folder.RunFolderError(f"cannot read {file}: {error}") from None
+
+
+def _write_open_root(path: pathlib.Path, open_root: seeds.RootSeed) -> None:
+    content = {
+        _OPEN_ROOT: f"{open_root.value:x}",
+        "decides": "the initial model, and the order of examples in evaluations; "
+        "neither noise nor cohorts",
+    }
+    run_folder.write_json(path / _OPEN_ROOT_NAME, content)
 
 
 def _rename_plan(plan: MechanismPlan) -> MechanismPlan:
@@ -333,7 +385,9 @@ def _build_process(planned: _Run, plan: MechanismPlan) -> Any:
             config.client_lr, momentum=config.client_momentum or None
         ),
         server_optimizer=build_server_optimizer(config),
-        initial_weights=training.build_initial_weights(planned.model, planned.root),
+        initial_weights=training.build_initial_weights(
+            planned.model, planned.open_root
+        ),
         measure_clients=config.keeps_diagnostics,
         wrap_finalizer=planned.parts.wrap_finalizer,
     )

@@ -45,7 +45,7 @@ def define_run_flags(values: flags.FlagValues) -> None:
         None,
         "root seed: the same seed gives the same metrics.csv, bit for bit. No "
         "epsilon holds against those who know or guess it. Unset: the operating "
-        "system's entropy, stored nowhere",
+        "system's entropy, and that of noise and cohorts is stored nowhere",
         lower_bound=0,
         flag_values=values,
     )

@@ -45,6 +45,10 @@ COMPARED_NOTE = (
     "whoever sees both models of this run, which were trained on the same cohorts: "
     "each epsilon is that of its own model alone"
 )
+_KEPT_STATE_NOTE = (
+    "what clients keep between rounds: who joins in a client's place keeps, and sends "
+    "later, something else for it, which the published bound leaves out"
+)
 # How unlikely an event must be to leave it out of the server's view before the run.
 _RARE = 1e-9
 _FLOAT_BITS = 32
@@ -274,6 +278,9 @@ def build_plans(
     if len(kinds) > 1:
         notes.append(COMPARED_NOTE)
     notes += caveats
+    published = config.accounting_kind is accounting.Accounting.AS_PUBLISHED
+    if clients_keep_state and published:
+        notes.append(_KEPT_STATE_NOTE)
     plans = []
     for kind in kinds:
         name = "none" if kind is None else kind.value

@@ -262,12 +262,26 @@ def _format_results(
         result = results[plan.name]
         if result.stopped is not None:
             lines.append(f"{plan.title} stopped early: {result.stopped}")
+        dropped = _count_nonfinite(result)
+        if dropped:
+            lines.append(
+                f"{plan.title}: {dropped:,} updates were not finite (NaN or infinity) "
+                "and counted as zero: the clients' training diverged there"
+            )
         if result.ledger_state.rounds_lost:
             lines.append(
                 f"{plan.title}: {result.ledger_state.rounds_lost} rounds were lost in "
                 "a crash, repeated with fresh noise, and counted twice"
             )
     return "\n".join(lines)
+
+
+def _count_nonfinite(result: training.TrainingResult) -> int:
+    """Returns how many updates were dropped, where that was measured."""
+    if "num_nonfinite" not in result.metrics.columns:
+        return 0
+    found = result.metrics.read_column("num_nonfinite")
+    return sum(int(float(number)) for number in found if number)
 
 
 def _describe_privacy(

@@ -35,9 +35,9 @@ def _build_parts(
     task: Task,
     model: Model,
     cohorts: cohort.CohortSampler,
-    root: seeds.RootSeed,
+    open_root: seeds.RootSeed,
 ) -> ProgramParts:
-    del root
+    del open_root
     assert isinstance(config, UpcycledConfig)
     noise = client_privacy.build_client_privacy(config, task, model, cohorts)
     algorithm = _build_algorithm(config, task, noise)

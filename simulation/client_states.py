@@ -35,12 +35,16 @@ class ClientStates:
     ) -> "ClientStates":
         """Returns the states with some clients' new ones.
 
+        A new state that is not finite is not taken: the client would be lost for good,
+        where the one round that made it so may have been bad luck.
+
         Raises:
             ValueError: If there are not as many states as clients.
         """
         new = {
             client_id: tuple(np.asarray(part) for part in state)
             for client_id, state in zip(client_ids, states, strict=True)
+            if all(np.all(np.isfinite(part)) for part in state)
         }
         return dataclasses.replace(self, kept={**self.kept, **new})
 

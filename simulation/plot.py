@@ -45,8 +45,11 @@ def save_training_plot(
         if not points:  # Stopped by its budget before the first evaluation.
             continue
         rounds, values, epsilons = (list(axis) for axis in zip(*points, strict=True))
-        axes[0].plot(rounds, values, label=label)
-        axes[1].plot(epsilons, values, label=label)
+        # A line of one point is not seen.
+        marker = "o" if len(rounds) == 1 else ""
+        axes[0].plot(rounds, values, label=label, marker=marker)
+        axes[1].plot(epsilons, values, label=label, marker=marker)
+    axes[0].xaxis.get_major_locator().set_params(integer=True)
     axes[0].set(xlabel="round", ylabel=column.replace("_", " ", 1))
     axes[1].set(xlabel=f"{epsilon_name} spent")
     for axis in axes:

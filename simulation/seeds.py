@@ -60,7 +60,7 @@ class RootSeed:
             )
         return (
             "not reproducible: all randomness follows from the operating system's "
-            "entropy, which is stored nowhere"
+            "entropy; that of noise and cohorts is stored nowhere"
         )
 
 

@@ -1,6 +1,7 @@
 """What a task can be told. No import of TensorFlow: the flags' checks come first."""
 
 import dataclasses
+import enum
 import math
 import pathlib
 
@@ -96,9 +97,10 @@ class TaskOptions:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in always | set(taken) and value != field.default:
+                found = value.value if isinstance(value, enum.Enum) else value
                 raise ValueError(
                     f"`{field.name}` must be unset for the task {task}. "
-                    f"Found {value!r}."
+                    f"Found {found!r}."
                 )
         if self.synthetic_data:
             # A made-up set comes from no file, with clients of its own.

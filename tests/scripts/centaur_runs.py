@@ -100,10 +100,14 @@ def build_model():
 
 
 def run(
-    folder: pathlib.Path, *arguments: str, task: Task | None = None
+    folder: pathlib.Path,
+    *arguments: str,
+    task: Task | None = None,
+    is_seeded: bool = True,
 ) -> tuple[distributed_training.RunOutcome, str]:
     """Runs the program on the toy task in this process, in a folder of its own."""
-    config = parse(*TINY, f"--output_root={folder}", "--experiment=run", *arguments)
+    tiny = [flag for flag in TINY if is_seeded or not flag.startswith("--seed=")]
+    config = parse(*tiny, f"--output_root={folder}", "--experiment=run", *arguments)
     out = io.StringIO()
     original = distributed_training.load_task
     distributed_training.load_task = lambda *_: task or build_task()

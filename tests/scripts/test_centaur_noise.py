@@ -60,10 +60,15 @@ class TestAmplification:
         plan(*arguments, num_clients=200, clients_keep_state=state)
 
     def test_what_is_as_published_says_so(self):
-        found = plan(
-            "--sampling=fixed", "--participation=0.5", "--accounting=as_published"
+        published = (
+            *("--sampling=fixed", "--participation=0.5"),
+            "--accounting=as_published",
         )
+        found = plan(*published)
         assert found.standing is accounting.Accounting.AS_PUBLISHED
+        assert any("what clients keep" in text for text in found.not_covered)
+        forgets = plan(*published, clients_keep_state=False)
+        assert not any("what clients keep" in text for text in forgets.not_covered)
 
     @pytest.mark.parametrize(
         ("method", "refused"),

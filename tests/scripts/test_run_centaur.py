@@ -10,7 +10,7 @@ import pytest
 
 from centaur import personal_data
 from scripts.centaur_config import Method
-from simulation import client_states, ledger
+from simulation import client_states, ledger, process, training
 from simulation.population.federated_data import ArrayData
 from tests.centaur import papers
 from tests.centaur.centaur_cases import measure
@@ -262,7 +262,7 @@ class Killed(BaseException):
 class TestResuming:
     ROUNDS = 4
 
-    def run_killed(self, folder, *arguments: str) -> None:
+    def run_killed(self, folder, *arguments: str, **options) -> None:
         """Ends in the third round, after the clients' work and before it counts."""
         close = ledger.PrivacyLedger.close_round
 
@@ -273,7 +273,7 @@ class TestResuming:
 
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
             patch.setattr(ledger.PrivacyLedger, "close_round", fail)
-            centaur_runs.run(folder, *arguments)
+            centaur_runs.run(folder, *arguments, **options)
         assert len(read_table(folder / "run" / "metrics.csv")) == 2
 
     @pytest.mark.parametrize(
@@ -319,6 +319,60 @@ class TestResuming:
         resumed, _ = centaur_runs.run(tmp_path, *arguments)
         for name in NAMES:
             assert read_bytes(resumed, name) != read_bytes(whole, name)
+
+    @pytest.mark.parametrize("state", ["client", "refit"])
+    def test_a_finished_run_without_a_seed_says_the_same_again(self, tmp_path, state):
+        """Heads are fitted once more, but none that another test score follows from."""
+        arguments = (f"--head_state={state}", "--participation=0.4")
+        names = (*NAMES, "results.json", "test_users_own_models.csv")
+
+        def repeat(folder):
+            outcome, out = centaur_runs.run(folder, *arguments, is_seeded=False)
+            return read_bytes(outcome, *names), out
+
+        first, _ = repeat(tmp_path / "one")
+        again, out = repeat(tmp_path / "one")
+        assert "its results once more" in out
+        assert again == first
+        other, _ = repeat(tmp_path / "other")
+        assert all(other[name] != first[name] for name in ("model.npz", "heads.npz"))
+
+    def test_a_run_without_a_seed_keeps_its_initial_head(self, tmp_path, monkeypatch):
+        """Those that join after a crash begin where those before it did."""
+        built = []
+        build = training.build_initial_weights
+
+        def record(*arguments):
+            built.append(build(*arguments))
+            return built[-1]
+
+        monkeypatch.setattr(training, "build_initial_weights", record)
+        arguments = (f"--total_rounds={self.ROUNDS}", SOME)
+        self.run_killed(tmp_path, *arguments, is_seeded=False)
+        before = built[-1]
+        file = tmp_path / "run" / "open_seed.json"
+        content = file.read_bytes()
+        centaur_runs.run(tmp_path, *arguments, is_seeded=False)
+        assert all(map(np.array_equal, built[-1], before))
+        assert file.read_bytes() == content
+
+    def test_of_a_seed_that_was_chosen_nothing_more_is_kept(self, run):
+        outcome, _ = run("--method=centaur", SOME)
+        assert not (outcome.folder / "open_seed.json").exists()
+
+    def test_a_damaged_open_seed_is_refused(self, tmp_path):
+        centaur_runs.run(tmp_path, SOME, is_seeded=False)
+        (tmp_path / "run" / "open_seed.json").write_text("{}")
+        with pytest.raises(process.UserError, match="cannot read .*open_seed.json"):
+            centaur_runs.run(tmp_path, SOME, is_seeded=False)
+
+
+def test_training_that_diverges_is_told(tmp_path):
+    outcome, out = centaur_runs.run(
+        tmp_path, "--client_lr=1e30", "--participation=1", "--total_rounds=1"
+    )
+    assert "5 updates were not finite (NaN or infinity) and counted as zero" in out
+    assert all(np.all(np.isfinite(part)) for part in read_model(outcome.folder))
 
 
 PRIVATE = ("--clip=0.2", "--delta=1e-5", "--participation=1", "--bits=18")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,8 @@ class TestConfig:
             ("--epsilons=nan", "`epsilons` must be positive"),
             ("--tuning_epsilon=0", "`tuning_epsilon` must be positive"),
             ("--mechanism=none", "`mechanism` must add noise"),
+            ("--parallel_runs=1000000", "`parallel_runs` must be at most the number"),
+            ("--diagnose --methods=pmtl_ft", "`diagnose` must be off without any"),
             ("--diagnostics=off", "`diagnostics` must be on"),
             ("--compare_central", "`compare_central` off"),
             ("--grid_clips=0", "`grid_clips` must hold positive"),
@@ -95,7 +98,7 @@ class TestConfig:
     )
     def test_what_is_refused(self, flag, message):
         with pytest.raises((ValueError, flags.IllegalFlagValueError), match=message):
-            parse(flag)
+            parse(*flag.split())
 
     def test_one_way_of_tuning(self):
         with pytest.raises(ValueError, match="^`tuning_epsilon` must be unset"):
@@ -469,7 +472,9 @@ class TestProgram:
         assert len(findings.outcomes) == 2
         centaur_comparison.run(config, execute=refuse)
         beside = parse(
-            *given, "--parallel_runs=2", f"--output_root={tmp_path / 'beside'}"
+            *given,
+            f"--parallel_runs={min(2, os.cpu_count() or 1)}",
+            f"--output_root={tmp_path / 'beside'}",
         )
         assert centaur_comparison.run(beside).outcomes == findings.outcomes
 

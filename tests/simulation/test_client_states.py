@@ -127,6 +127,16 @@ class TestPacking:
         assert compare(new.get("b"), states.initial)
         assert compare(new.get("c"), states.get("a"))
 
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    def test_a_state_that_is_not_finite_is_not_taken(self, value):
+        states = build_states(["a"])
+        broken = tuple(np.copy(part) for part in states.initial)
+        position = next(n for n, part in enumerate(broken) if part.dtype.kind == "f")
+        broken[position].flat[0] = value
+        new = states.replace(["a", "b", "c"], [broken, broken, states.initial])
+        assert new.get("a") is states.get("a")
+        assert list(new.kept) == ["a", "c"]
+
     @pytest.mark.parametrize("count", [0, 1, 3])
     def test_a_state_for_each_client(self, count):
         states = build_states()

@@ -22,6 +22,7 @@ from distributed_dp.accounting import (
     compute_privacy,
     compute_server_privacy,
 )
+from distributed_dp.accounting.pld import compute_epsilon_pld
 from tests.distributed_dp.accounting import exact_law
 from tests.distributed_dp.accounting.run_settings import (
     FIXED,
@@ -206,6 +207,21 @@ class TestSandwich:
         by_rdp = compute_epsilon(get_gaussian())
         by_pld = compute_epsilon(get_gaussian(), accountant=Accountant.PLD)
         assert by_pld < by_rdp < 1.3 * by_pld
+
+    def test_pld_refuses_a_delta_that_its_tails_hide(self):
+        """At 1e-15 a multiplier of 1e8 was asked for, where 50 do."""
+        with pytest.raises(ValueError, match="^`delta` must be at least 1e-12"):
+            compute_epsilon_pld(45.0, 1.0, num_rounds=40, delta=1e-13)
+        found = compute_epsilon_pld(45.0, 1.0, num_rounds=40, delta=1e-12)
+        exact = compute_epsilon_analytic_gaussian(
+            1e-12, noise_multiplier=45 / math.sqrt(40)
+        )
+        assert exact <= found <= 1.01 * exact
+
+    @pytest.mark.parametrize("noise_multiplier", [1e-4, 1e-8, 1e-200])
+    def test_pld_of_next_to_no_noise_is_infinite(self, noise_multiplier):
+        found = compute_epsilon_pld(noise_multiplier, 0.5, num_rounds=2, delta=1e-5)
+        assert found == math.inf
 
     @pytest.mark.parametrize("local_stddev", [1.1, 1.5, 4.0])
     @pytest.mark.parametrize("population", [3, 4, 8])
