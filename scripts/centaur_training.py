@@ -13,9 +13,9 @@ from centaur.personal_evaluation import PersonalEvaluation, PersonalEvaluator
 from centaur.split_model import SplitModel, build_split_model
 from scripts import distributed_training
 from scripts.centaur_config import CentaurConfig, Method
-from scripts.distributed_training import ProgramParts
 from scripts.mechanism_plan import MechanismPlan
 from scripts.training_config import TrainingConfig
+from scripts.training_program import Program, ProgramParts
 from simulation import cohort, learning, seeds, training
 from simulation.model import Model
 from simulation.tasks.task import Task
@@ -246,4 +246,4 @@ def _describe_evaluated(config: CentaurConfig) -> str:
     return f"{text}part; test parts left alone"
 
 
-PROGRAM = distributed_training.Program(name="run_centaur", build_parts=_build_parts)
+PROGRAM = Program(name="run_centaur", build_parts=_build_parts)

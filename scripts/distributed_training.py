@@ -1,13 +1,11 @@
 """One run of run_distributed_dp: from a configuration to a run folder."""
 
 import dataclasses
-import json
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import tensorflow_federated as tff
 
 from distributed_dp import accounting
@@ -15,6 +13,7 @@ from scripts import flags, report
 from scripts.mechanism_plan import MechanismPlan, build_plans
 from scripts.server_optimizer import build_server_optimizer
 from scripts.training_config import TrainingConfig
+from scripts.training_program import Program, ProgramParts
 from scripts.weight_files import write_heads, write_model
 from simulation import (
     checkpoint,
@@ -24,6 +23,7 @@ from simulation import (
     execution,
     learning,
     ledger,
+    open_seed,
     plot,
     process,
     round_evaluation,
@@ -38,7 +38,6 @@ from simulation.tasks import load_task
 from simulation.tasks.task import Task
 
 _RESULTS_NAME = "results.json"
-_OPEN_ROOT_NAME, _OPEN_ROOT = "open_seed.json", "seed"
 _PLOT_NAME = "plot.png"
 # Of each test user: the final model, and the user's own.
 _CLIENTS_NAME = "test_users"
@@ -72,62 +71,6 @@ class RunOutcome:
     results: Mapping[str, training.TrainingResult]
 
 
-class ClientPrivacy(training.ClientTerms, Protocol):
-    """The privacy that clients have each for itself, by noise of their own."""
-
-    def compute_statement(self, num_releases: np.ndarray) -> Any:
-        """Returns what is claimed after each client's number of releases."""
-
-    def describe_noise(self) -> str:
-        """Returns the noise, for the first lines of a run."""
-
-    @property
-    def accountant_name(self) -> str:
-        """The name of what its epsilons rest on."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProgramParts:
-    """What a training program makes of its own flags.
-
-    Attributes:
-        algorithm: What clients do, keep and send.
-        wrap_finalizer: What goes around the server's step, or None.
-        wrap_factory: Makes a plan's factory another one; None leaves it as it is.
-        lines: More of the first lines, by their names.
-        client_privacy: What clients have by noise of their own, or None.
-        caveats: What a mechanism's epsilon does not cover, beyond what it says itself.
-        task: The task, where the program changes it; None leaves it.
-        evaluator: What looks at the model; None for the task's test data.
-    """
-
-    algorithm: FederatedAveraging
-    wrap_finalizer: learning.WrapFinalizer | None = None
-    wrap_factory: Callable[[MechanismPlan], learning.AggregationFactory] | None = None
-    lines: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    client_privacy: ClientPrivacy | None = None
-    caveats: Sequence[str] = ()
-    task: Task | None = None
-    evaluator: round_evaluation.Evaluator | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
-    """What tells one training program from another.
-
-    Attributes:
-        name: Its name, in config.json.
-        build_parts: Of a configuration, its task, model, cohorts and the open root,
-            its own parts.
-    """
-
-    name: str
-    build_parts: Callable[
-        [TrainingConfig, Task, Model, cohort.CohortSampler, seeds.RootSeed],
-        ProgramParts,
-    ]
-
-
 DISTRIBUTED_DP = Program(
     name="run_distributed_dp",
     build_parts=lambda config, *_: ProgramParts(
@@ -150,9 +93,7 @@ class _Run:
         cohorts: Who joins which round.
         plans: The mechanisms.
         root: The root of the streams.
-        open_root: The root of what is no secret: the initial model, and the order of
-            examples where clients' own models are made to be evaluated. An unseeded
-            run keeps it in its folder, so that these stay the same when it goes on.
+        open_root: The root of what is no secret: see `simulation.open_seed`.
         engine: What runs the computations.
         evaluated: The test examples that are evaluated.
     """
@@ -187,14 +128,14 @@ def run(config: TrainingConfig, program: Program = DISTRIBUTED_DP) -> RunOutcome
         planned = _plan_run(config, program)
         settings = _describe_settings(planned)
         path = choose_folder(config, settings)
-        stored = None if planned.root.reproducible else _read_open_root(path)
+        stored = None if planned.root.reproducible else open_seed.read(path)
         if stored is not None:
             planned = _use_open_root(planned, stored)
         trainings = [_build_training(planned, plan) for plan in planned.plans]
     with process.user_errors(*_USER_ERRORS):
         with run_folder.open_run_folder(path, settings) as folder:
             if not planned.root.reproducible and stored is None:
-                _write_open_root(path, planned.open_root)
+                open_seed.write(path, planned.open_root)
             print(_describe_run(planned, path), flush=True)
             if (path / _RESULTS_NAME).exists():
                 print("This folder holds this run, finished: its results once more.")
@@ -290,31 +231,6 @@ def _use_open_root(planned: _Run, open_root: seeds.RootSeed) -> _Run:
     return dataclasses.replace(
         planned, parts=parts, task=parts.task or task, open_root=open_root
     )
-
-
-def _read_open_root(path: pathlib.Path) -> seeds.RootSeed | None:
-    """Returns the open root of the run in a folder, None where there is none.
-
-    Raises:
-        RunFolderError: If it cannot be read.
-    """
-    file = path / _OPEN_ROOT_NAME
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return seeds.RootSeed(int(content[_OPEN_ROOT], 16), reproducible=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise run_folder.RunFolderError(f"cannot read {file}: {error}") from None
-
-
-def _write_open_root(path: pathlib.Path, open_root: seeds.RootSeed) -> None:
-    content = {
-        _OPEN_ROOT: f"{open_root.value:x}",
-        "decides": "the initial model, and the order of examples in evaluations; "
-        "neither noise nor cohorts",
-    }
-    run_folder.write_json(path / _OPEN_ROOT_NAME, content)
 
 
 def _rename_plan(plan: MechanismPlan) -> MechanismPlan:

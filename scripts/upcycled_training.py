@@ -4,8 +4,8 @@ import functools
 from collections.abc import Mapping
 
 from scripts import client_privacy, distributed_training
-from scripts.distributed_training import ProgramParts
 from scripts.training_config import TrainingConfig
+from scripts.training_program import Program, ProgramParts
 from scripts.upcycled_config import UpcycledConfig
 from simulation import cohort, seeds
 from simulation.algorithm import FederatedAveraging
@@ -107,6 +107,4 @@ def _describe(
     return {**lines, "upcycled": text}
 
 
-_PROGRAM = distributed_training.Program(
-    name="run_upcycled_fl", build_parts=_build_parts
-)
+_PROGRAM = Program(name="run_upcycled_fl", build_parts=_build_parts)
