@@ -9,6 +9,7 @@ a fresh one, and `--root-seed=N` repeats it. pytest prints the root seed at the 
 import hashlib
 import os
 import secrets
+import signal
 
 # TensorFlow reads it when it is imported, which is later than this.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -32,6 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So a shell starts what runs in its background. TFF ends its worker by SIGINT,
+        # and waits: a worker that inherits this would never end.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         root_seed = config.workerinput["root_seed"]
     elif config.getoption("--root-seed") is not None:

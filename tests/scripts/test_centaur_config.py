@@ -91,7 +91,7 @@ BAD_FLAGS = [
     ),
     (
         ["--method=pmtl_ft", "--ppsgd_head_lr=0.1"],
-        "`ppsgd_head_lr` must be None for the method pmtl_ft. Found 0.1",
+        "`ppsgd_head_lr` must be unset for the method pmtl_ft. Found 0.1",
     ),
     (
         ["--method=ppsgd_authors", "--stand_alone_epochs=3"],
