@@ -5,7 +5,6 @@ made to be evaluated; neither noise nor cohorts. A run keeps it in its folder, s
 these stay the same when it goes on, or is looked at once more.
 """
 
-import json
 import pathlib
 
 from simulation import run_folder, seeds
@@ -21,12 +20,12 @@ def read(folder: pathlib.Path) -> seeds.RootSeed | None:
         RunFolderError: If it cannot be read.
     """
     file = folder / NAME
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return seeds.RootSeed(int(content[_SEED], 16), reproducible=False)
-    except (FileNotFoundError, NotADirectoryError):
+    content = run_folder.read_json(file)
+    if content is None:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    try:
+        return seeds.RootSeed(int(content[_SEED], 16), reproducible=False)
+    except (ValueError, KeyError, TypeError) as error:
         raise run_folder.RunFolderError(f"cannot read {file}: {error!r}") from None
 
 

@@ -170,15 +170,24 @@ def read_config(path: pathlib.Path) -> dict[str, Any] | None:
         RunFolderError: If it cannot be read.
     """
     file = path / CONFIG_NAME
+    config = read_json(file)
+    if config is not None and not isinstance(config, dict):
+        raise RunFolderError(f"{file} does not hold a configuration")
+    return config
+
+
+def read_json(file: pathlib.Path) -> Any:
+    """Returns the value in a file of a run's folder, None where there is no file.
+
+    Raises:
+        RunFolderError: If it cannot be read.
+    """
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"cannot read {file}: {error}") from None
-    if not isinstance(config, dict):
-        raise RunFolderError(f"{file} does not hold a configuration")
-    return config
 
 
 def describe_differences(

@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, for fewer rounds."""
+"""The examples in Python run as they stand, the README's for fewer rounds."""
 
 import pathlib
 import re
@@ -8,19 +8,16 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def _read_example() -> str:
-    text = (ROOT / "README.md").read_text()
+def _read_example(name: str = "README.md") -> str:
+    text = (ROOT / name).read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     return example
 
 
-def test_example_trains_two_rounds():
-    example = _read_example()
-    shortened = example.replace('range(terms["num_rounds"])', "range(2)")
-    assert shortened != example
-    shortened += "\nprint(dict(metrics))\n"
+def _run(example: str) -> str:
+    """Returns what an example prints, in a process of its own."""
     result = subprocess.run(
-        [sys.executable, "-c", shortened],
+        [sys.executable, "-c", example],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -28,8 +25,22 @@ def test_example_trains_two_rounds():
         stdin=subprocess.DEVNULL,
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    assert "add or remove one user" in result.stdout
-    assert "bits_per_client" in result.stdout
+    return result.stdout
+
+
+def test_example_trains_two_rounds():
+    example = _read_example()
+    shortened = example.replace('range(terms["num_rounds"])', "range(2)")
+    assert shortened != example
+    shortened += "\nprint(dict(metrics))\n"
+    printed = _run(shortened)
+    assert "add or remove one user" in printed
+    assert "bits_per_client" in printed
+
+
+def test_centaurs_example_ends_with_a_representation():
+    shapes = "[(784, 64), (64,), (64, 32), (32,), (32, 16), (16,)]"
+    assert _run(_read_example("docs/centaur.md")).splitlines()[-1] == shapes
 
 
 def test_example_is_short():
