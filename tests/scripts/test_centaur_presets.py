@@ -49,6 +49,8 @@ SMALL_COMPARISON = (
     "--epsilons=50,inf",
     "--tuning_epsilon=50",
     "--grid_client_lrs=0.1",
+    "--grid_head_lrs=0.01",
+    "--grid_stand_alone_lrs=0.1",
     "--grid_clips=0.1",
     "--seeds=1,2",
     "--diagnose",
